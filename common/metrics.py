@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Missing = Mapping[str, int | None]
-"""Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did."""
+"""Domains that a score lacks, each with the last round before that scored it; ``None`` if no round did.
+
+:data:`UNDEFINED` stands for a domain that was scored, and whose metric is not defined.
+"""
+
+UNDEFINED = -1
+"""In place of a round: the domain was scored, but its images do not define the metric, such as AUROC of one class."""
 
 
 Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "worst_class"]
@@ -412,6 +418,8 @@ def named_missing(missing: Missing) -> str:
     for domain, last in missing.items():
         if last is None:
             parts.append(f"{domain} (never scored)")
+        elif last == UNDEFINED:
+            parts.append(f"{domain} (scored, but its images do not define the metric)")
         else:
             parts.append(f"{domain} (last scored in round {last})")
     return ", ".join(parts)

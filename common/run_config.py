@@ -143,8 +143,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a run's ``config.yaml``. No class that it names is imported here.
 
     Raises:
-        ConfigError: the file cannot be read, is no run's configuration, or names a class that may not be imported
-            (:func:`common.choices.trusted`).
+        ConfigError: the file cannot be read, or is no run's configuration.
     """
     try:
         text = read_small(path)
@@ -155,8 +154,21 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not _is_record(content):
         raise ConfigError(f"{path} is not a run's configuration")
+    return _without_removed({str(key): value for key, value in content.items()})
+
+
+def check_trusted(content: Mapping[str, Any], path: Path) -> None:
+    """Check that a recorded configuration names only classes that may be imported, before any of it is built.
+
+    Args:
+        content: the configuration, or some groups of it.
+        path: its file, for messages.
+
+    Raises:
+        ConfigError: it names another class (:func:`common.choices.trusted`).
+    """
     for where, name in imports_of(content):
-        if where == "own_metric":  # tables read its values; class_of checks its name before an import
+        if where == "own_metric":  # its values can be read without it; class_of checks its name before an import
             continue
         if not trusted(name, where):
             shown = printable(str(name))[:200]
@@ -169,7 +181,6 @@ def read_config(path: Path) -> dict[str, Any]:
                 "--config-dir with the folder that names it; or declare it as an entry point of its package, see "
                 "docs/add-a-method.md"
             )
-    return _without_removed({str(key): value for key, value in content.items()})
 
 
 def _without_removed(content: dict[str, Any]) -> dict[str, Any]:

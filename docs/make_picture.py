@@ -24,7 +24,7 @@ from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.plots.figures import new_figure, plain, save
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}
@@ -70,7 +70,7 @@ def draw(folder: Path, target: Path) -> None:
     chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
     chart.grid(visible=False)
     for method, color in COLORS.items():
-        runs = [Run(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]
+        runs = [RunFolder(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]
         rounds = [score.round for score in runs[0].round_scores]
         average = mean_over_runs([[score.average for score in run.round_scores] for run in runs])
         worst = mean_over_runs([[score.worst for score in run.round_scores] for run in runs])

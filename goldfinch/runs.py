@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.metrics import COUNTED, METRICS, metric_of
-from goldfinch.frames import frame, library
+from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
 from goldfinch.overrides import overrides_of
 
 if TYPE_CHECKING:
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from common.exports.model import TrainedModel
-    from server.results.run import Run as Records
+    from common.prototypes import PrototypeSet
+    from server.results.frames import Values
+    from server.results.run import RunFolder
 
 NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
@@ -33,19 +34,19 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        from server.results.run import Run as Records
+        from server.results.run import RunFolder
 
         self.folder = Path(folder)
-        self.records: Records = Records(self.folder)
+        self.records: RunFolder = RunFolder(self.folder)
         if not self.records.config_file.exists():
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
 
     def __repr__(self) -> str:
         if not self.finished:
             return f"<Run {self.folder}: {self.records.status}>"
-        average = f"average {self.average:.2f} %"
+        average = f"average {self._final['average']:.2f} %"
         if self.missing:
-            average += " (partial)"
+            average += f" {PARTIAL} partial"
         return f"<Run {self.folder}: {self.method}, seed {self.seed}, {average}>"
 
     def _repr_html_(self) -> str:
@@ -54,7 +55,7 @@ class Run:
         scores = self.scores
         if not len(scores):
             return head
-        return head + str(scores.tail(1).to_html(float_format="%.2f"))
+        return head + str(scores.tail(1).round(2)._repr_html_())
 
     # ---- the result ------------------------------------------------------------------------------------------------
 
@@ -90,13 +91,13 @@ class Run:
 
     @property
     def average(self) -> float:
-        """The final accuracy in per cent, averaged over domains. It lacks the domains in :attr:`missing`."""
-        return float(self._final["average"])
+        """The final accuracy in per cent, averaged over domains; NaN if it lacks the domains in :attr:`missing`."""
+        return self._whole("average")
 
     @property
     def worst(self) -> float:
-        """The lowest final accuracy of a domain, in per cent. It lacks the domains in :attr:`missing`."""
-        return float(self._final["worst"])
+        """The lowest final accuracy of a domain, in per cent; NaN if it lacks the domains in :attr:`missing`."""
+        return self._whole("worst")
 
     @property
     def missing(self) -> dict[str, int | None]:
@@ -107,6 +108,12 @@ class Run:
     def sha256(self) -> str | None:
         """SHA-256 of the final state; ``None`` if the run has not finished."""
         return self.records.state_sha256
+
+    def _whole(self, column: str) -> float:
+        """Return a number over all domains of the final score; NaN if it lacks a domain."""
+        if self.missing:
+            return float("nan")
+        return float(self._final[column])
 
     @property
     def _final(self) -> Mapping[str, Any]:
@@ -120,93 +127,146 @@ class Run:
     @property
     def history(self) -> pd.DataFrame:
         """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
-        return frame(self.records.scores, NUMBERS)
+        from server.results.frames import record_frame
+
+        return record_frame(self.records.scores, NUMBERS)
 
     @property
     def scores(self) -> pd.DataFrame:
-        """One row per scored round: accuracy of each domain in per cent, average, worst, and the missing domains."""
-        pandas = library()
+        """One row per scored round: accuracy of each domain in per cent, average, worst, and the missing domains.
+
+        Average and worst of a round that lacks a domain are NaN.
+        """
+        from server.results.sheets import pandas_library
+
         rows: dict[int, dict[str, Any]] = {}
         for score in self.records.round_scores:
-            rows[score.round] = {
-                **score.accuracy,
-                "average": score.average,
-                "worst": score.worst,
-                "missing": ", ".join(score.missing),
-            }
-        table = pandas.DataFrame.from_dict(rows, orient="index")
+            row: dict[str, Any] = {**score.accuracy, "average": float("nan"), "worst": float("nan")}
+            if not score.missing:
+                row |= {"average": score.average, "worst": score.worst}
+            rows[score.round] = {**row, "missing": ", ".join(score.missing)}
+        table = pandas_library().DataFrame.from_dict(rows, orient="index")
         table.index.name = "round"
         return table
 
     @property
     def activity(self) -> pd.DataFrame:
         """One row per round, exchange and client: status, samples, steps, losses, seconds, bytes."""
-        return frame(self.records.activity, NUMBERS)
+        from server.results.frames import record_frame
+
+        return record_frame(self.records.activity, NUMBERS)
 
     def confusion(self, domain: str, round_number: int | None = None) -> pd.DataFrame:
         """Return the confusion counts of a domain: a row per true class, a column per predicted class.
 
         Args:
             domain: the domain.
-            round_number: the scored round; ``None`` is the last.
+            round_number: the scored round; ``None`` is the last of the run.
 
         Raises:
             ConfigError: no confusion counts were recorded for the domain in that round.
         """
-        by_domain: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
-        for line in self.records.confusions:
-            by_round = by_domain.setdefault(str(line["domain"]), {})
-            by_round.setdefault(int(line["round"]), []).append(line)
-        found = by_domain.get(domain, {})
-        chosen = round_number
-        if chosen is None:
-            chosen = max(found, default=-1)
-        if chosen not in found:
-            domains = ", ".join(sorted(by_domain)) or "none"
-            rounds = ", ".join(map(str, sorted(found))) or "none"
+        from server.results.sheets import pandas_library
+
+        found = self._counts(round_number)
+        if domain not in found:
+            rounds = [str(number) for number, name in self.records.class_totals if name == domain]
             raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain!r} in round {chosen}; domains: {domains}; rounds of "
-                f"{domain!r}: {rounds}"
+                f"{self.folder} has no confusion counts of {domain!r} in round {self._scored_round(round_number)}; "
+                f"domains of this round: {', '.join(found) or 'none'}; rounds of {domain!r}: "
+                f"{', '.join(rounds) or 'none'}"
             )
         names = self.records.class_names
-        table = library().DataFrame(0, index=names, columns=names)
+        table = pandas_library().DataFrame(found[domain], index=names, columns=names)
         table.index.name, table.columns.name = "true", "predicted"
-        for line in found[chosen]:
-            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
-                table.iloc[true, predicted] += count
         return table
+
+    def _scored_round(self, round_number: int | None) -> int:
+        """Return the round, or for ``None`` the last that was scored; -1 if none was."""
+        if round_number is not None:
+            return round_number
+        return max([score.round for score in self.records.round_scores], default=-1)
+
+    def _counts(self, round_number: int | None) -> dict[str, list[list[int]]]:
+        """Return the confusion counts of a round by domain, ``[K][K]``; only of domains that it scored by all clients.
+
+        Args:
+            round_number: the scored round; ``None`` is the last of the run.
+
+        Raises:
+            ConfigError: the round has no confusion counts.
+        """
+        number = self._scored_round(round_number)
+        partial: set[str] = set()
+        for score in self.records.round_scores:
+            if score.round == number:
+                partial.update(score.missing)
+        size = len(self.records.class_names)
+        found: dict[str, list[list[int]]] = {}
+        for line in self.records.confusions:
+            domain = str(line["domain"])
+            if int(line["round"]) != number or domain in partial:
+                continue
+            counts = found.setdefault(domain, [[0] * size for _ in range(size)])
+            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+                counts[true][predicted] += count
+        if not found:
+            rounds = sorted({str(number) for number, _ in self.records.class_totals}, key=int)
+            raise ConfigError(
+                f"{self.folder} has no confusion counts in round {number}; rounds: {', '.join(rounds) or 'none'}"
+            )
+        return found
 
     def metrics(self, round_number: int | None = None) -> pd.DataFrame:
         """Return a row per domain with accuracy, balanced accuracy, macro F1 and the worst class's recall, in per cent.
 
+        A domain that the round lacks has NaN.
+
         Args:
-            round_number: the scored round; ``None`` is the last.
+            round_number: the scored round; ``None`` is the last of the run.
 
         Raises:
-            ConfigError: no confusion counts were recorded for a domain of the run in that round.
+            ConfigError: the round has no confusion counts.
         """
+        from server.results.sheets import pandas_library
+
+        found = self._counts(round_number)
         rows: dict[str, dict[str, float]] = {}
         for domain in self.records.domains:
-            counts = self.confusion(domain, round_number).to_numpy().tolist()
-            rows[domain] = {metric: metric_of(counts, metric) for metric in METRICS}
-        return library().DataFrame.from_dict(rows, orient="index")
+            rows[domain] = dict.fromkeys(METRICS, float("nan"))
+            if domain in found:
+                rows[domain] = {metric: metric_of(found[domain], metric) for metric in METRICS}
+        return pandas_library().DataFrame.from_dict(rows, orient="index")
 
     def recall(self, round_number: int | None = None) -> pd.DataFrame:
-        """Return the recall of each class in per cent: a row per class, a column per domain; NaN without test images.
+        """Return the recall of each class in per cent: a row per class, a column per domain.
+
+        It is NaN for a class without test images, and for a domain that the round lacks.
 
         Args:
-            round_number: the scored round; ``None`` is the last.
+            round_number: the scored round; ``None`` is the last of the run.
 
         Raises:
-            ConfigError: no confusion counts were recorded for a domain of the run in that round.
+            ConfigError: the round has no confusion counts.
         """
-        columns: dict[str, Any] = {}
+        from server.results.sheets import pandas_library
+
+        found = self._counts(round_number)
+        names = self.records.class_names
+        columns: dict[str, list[float]] = {}
         for domain in self.records.domains:
-            counts = self.confusion(domain, round_number).to_numpy()
-            images = counts.sum(1)
-            columns[domain] = 100 * counts.diagonal() / images.astype(float).clip(1)
-            columns[domain][images == 0] = float("nan")
-        return library().DataFrame(columns, index=self.records.class_names)
+            columns[domain] = [float("nan")] * len(names)
+            for label, counts in enumerate(found.get(domain, [])):
+                if sum(counts):
+                    columns[domain][label] = 100 * counts[label] / sum(counts)
+        return pandas_library().DataFrame(columns, index=names)
+
+    def prototypes(self) -> dict[int, PrototypeSet]:
+        """Return the global prototypes after each round that the run kept; empty if its method has none.
+
+        A run keeps the prototypes of at most 40 rounds, the first and the last among them.
+        """
+        return {page.round: page.prototypes for page in self.records.pages}
 
     # ---- figure, report, model -------------------------------------------------------------------------------------
 
@@ -315,7 +375,37 @@ def load_run(folder: Path | str) -> Run:
     return Run(folder)
 
 
-def load_runs(*folders: Path | str, finished: bool = True) -> list[Run]:
+class Runs(list[Run]):
+    """Several runs."""
+
+    def table(
+        self, *, rule: str = "final", values: Values = "text", metric: str = "accuracy", labels: Sequence[str] = ()
+    ) -> pd.DataFrame:
+        """Return the table of the runs: a row per method or setting, a column per domain, averaged over seeds.
+
+        Runs that were scored on different images or with different networks do not share a table; the first level of
+        the index then names the table. ``.attrs["notes"]`` is a list of sentences about missing domains, different
+        code and other differences. A partial number is marked with a dagger in ``text``, and is NaN in ``mean`` and
+        ``std``.
+
+        Args:
+            rule: ``final``, ``last_n``, ``best_round`` or ``validated``, as in docs/protocols.md.
+            values: ``text`` gives ``mean ± standard deviation``; ``mean`` and ``std`` give one of the two as numbers.
+            metric: ``accuracy``, ``balanced_accuracy``, ``macro_f1``, ``worst_class``, or another that all runs have.
+            labels: other names of rows or methods, ``OLD=NEW``, such as ``"fpl=FPL (ours)"``.
+
+        Raises:
+            ConfigError: no run was scored, a run lacks the metric, a label fits no row, or the rule is unknown.
+        """
+        from server.results.frames import wide_table
+        from server.results.table import boards_of
+
+        if rule not in RULES:
+            raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
+        return wide_table(boards_of([run.records for run in self], metric, labels), rule, values)
+
+
+def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
     """Return the runs in and below ``folders``.
 
     Args:
@@ -327,7 +417,7 @@ def load_runs(*folders: Path | str, finished: bool = True) -> list[Run]:
     """
     from server.results.run import find_runs
 
-    return [Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)]
+    return Runs([Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)])
 
 
 def sweep(
@@ -336,7 +426,7 @@ def sweep(
     output: Path | str | None = None,
     jobs: int = 1,
     **keywords: Any,
-) -> list[Run]:
+) -> Runs:
     """Train one run for every combination of values, each in a process of its own, and return the runs.
 
     Example::

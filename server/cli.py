@@ -16,6 +16,7 @@ from common.versions import VERSION, shadows
 from server.commands import models
 from server.commands.program import (
     Jobs,
+    Labels,
     Output,
     Quiet,
     Rule,
@@ -217,6 +218,7 @@ def _table(
         ),
     ] = "accuracy",
     classes: Annotated[bool, option("--classes", text="Show the recall of each class by domain instead.")] = False,
+    labels: Labels = None,
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
 ) -> None:
     """Show runs side by side, averaged over seeds.
@@ -224,16 +226,16 @@ def _table(
     DIR  run folders, or folders with runs below them
     csv and json hold numbers, latex needs the package booktabs
     """
-    from server.results.table_files import FORMATS, show_classes, show_table
+    from server.results.table import FORMATS, show_classes, show_table
 
     suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
     chosen = _known(form or suffix or "rich", FORMATS, "--format")
     if classes:
         if metric != "accuracy":
             raise ConfigError(f"--classes shows recall, and --metric {metric} another metric: choose one of the two")
-        show_classes(folders, _known(rule, RULES), chosen, output)
+        show_classes(folders, _known(rule, RULES), chosen, output, labels or ())
         return
-    show_table(folders, _known(rule, RULES), chosen, output, metric)
+    show_table(folders, _known(rule, RULES), chosen, output, metric, labels or ())
 
 
 @command("report")
@@ -322,7 +324,7 @@ def _figure(
     ] = "tsne",
     title: Annotated[str | None, option(text="The title; data and protocol by default.")] = None,
     size: Annotated[str | None, option(text="Width and height in inches.", metavar="7x4")] = None,
-    label: Annotated[list[str] | None, option(text="Another name for a row; repeat it.", metavar="OLD=NEW")] = None,
+    labels: Labels = None,
 ) -> None:
     """Draw runs as one picture.
 
@@ -342,7 +344,7 @@ def _figure(
         by,
         title,
         size,
-        label or (),
+        labels or (),
     )
 
 

@@ -17,8 +17,8 @@ LIMITS = {
     "settings never set nor named on a page": 0,
     "kinds of record in a run's folder": 10,
     "commands": 16,
-    "public names defined twice": 25,
-    "renderers of a table": 11,
+    "public names defined twice": 21,
+    "renderers of a table": 6,
     "circles, imports inside functions counted": 1,
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""

@@ -15,10 +15,9 @@ from server.commands.export import export
 from server.commands.predict import predict
 from server.commands.report import report
 from server.flower.submit import run_on_ray
-from server.results.groups import all_groups, best_run
 from server.results.overrides import own_model_of
-from server.results.run import Run, find_runs
-from server.results.table import print_table
+from server.results.run import RunFolder
+from server.results.table import show_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
 
@@ -53,15 +52,14 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
             run_on_ray(settings, [show])
         folders.append(str(folder))
     console.rule("side by side")
-    print_table(folders)
+    show_table(folders)
     console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
     console.print(f"report: {report(folders, output / 'report.html')}", soft_wrap=True)
-    if best := best_run(all_groups(find_runs(folders))):
-        show_predictions(best, output)
+    show_predictions(RunFolder(Path(folders[-1])), output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
 
-def show_predictions(run: Run, output: Path) -> None:
+def show_predictions(run: RunFolder, output: Path) -> None:
     """Export the run's model and predict three test images, which are written next to it."""
     export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
     places = []
@@ -95,7 +93,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
         with watching(settings) as show:
             deployment.run(settings, [show])
     console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
-    print_table([str(settings.output_folder)])
+    show_table([str(settings.output_folder)])
 
 
 def processes_of(settings: RunSettings) -> Path:

@@ -4,22 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from common.config import compose_config, trust_overrides
 from common.errors import ConfigError
 from common.exports.description import Description
 from common.exports.model import read_export
-from common.metrics import METRICS, ClassTotals
+from common.metrics import METRICS
 from common.models.pretrained import WEIGHTS
 from common.overrides import quoted_override
 from common.regular_files import file_sha256
 from common.settings import settings_of
 from server.commands.running import run
 from server.results.overrides import override
-from server.results.run import Run
-from server.results.table import print_whole
+from server.results.run import RunFolder
+from server.results.sheets import Sheet, number_text
 
 METHOD = "strategies.core.exported.ExportedModel"
 
@@ -31,7 +28,7 @@ def is_federated(overrides: Sequence[str]) -> bool:
 
 def evaluate_on_devices(
     folder: Path, overrides: Sequence[str], output: Path | None = None, *, quiet: bool = False
-) -> Run:
+) -> RunFolder:
     """Let every client score the exported model in ``folder``; print and return the records.
 
     Args:
@@ -54,8 +51,8 @@ def evaluate_on_devices(
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
     run(settings, quiet=quiet)
-    found = Run(settings.output_folder)
-    show(found)
+    found = RunFolder(settings.output_folder)
+    show_scores(found)
     return found
 
 
@@ -110,29 +107,22 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def show(run: Run) -> None:
+def show_scores(run: RunFolder) -> None:
     """Print a row for each domain: clients and images, and every metric, over all clients that scored it."""
     score = run.round_scores[-1]
-    table = Table("domain", title=f"{run.folder}: test images of each client, %", title_justify="left")
-    table.box = box.SIMPLE_HEAD
     further = {name: measure for name, measure in run.measures.items() if name not in METRICS}
     heads = [measure.title.removesuffix(" in %") for measure in further.values()]
-    for column in ("clients", "images", *METRICS.values(), *heads):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows: list[list[str]] = []
     for domain in run.domains:
-        rows = [row for row in run.scores if row["domain"] == domain]
+        scored = [row for row in run.scores if row["domain"] == domain]
+        images = sum(int(row["count"]) for row in scored)
+        cells = [domain, str(len(scored)), str(images)]
         totals = run.class_totals.get((score.round, domain))
-        images = sum(int(row["count"]) for row in rows)
-        cells = _metrics(totals)
+        for metric in METRICS:
+            cells.append(number_text(totals.metric(metric) if totals is not None else None))
         for name, measure in further.items():
-            value = run.summary["metrics"][name]["domains"].get(domain)
-            cells.append("-" if value is None else f"{value:.{measure.digits}f}")
-        table.add_row(domain, str(len(rows)), str(images), *cells)
-    print_whole(table)
+            cells.append(number_text(run.summary["metrics"][name]["domains"].get(domain), measure.digits))
+        rows.append(cells)
+    title = f"{run.folder}: test images of each client, %"
+    Sheet(title, ["domain", "clients", "images", *METRICS.values(), *heads], rows).show()
     print(f"records: {run.folder}; goldfinch table and report show them")
-
-
-def _metrics(totals: ClassTotals | None) -> list[str]:
-    if totals is None:
-        return ["-"] * len(METRICS)
-    return [f"{totals.metric(metric):.2f}" for metric in METRICS]

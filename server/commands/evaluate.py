@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor
 
 from common.confidence import count_confidence, exact_auroc
@@ -19,7 +17,7 @@ from common.exports.formats import in_batches
 from common.exports.model import load_model
 from common.metrics import CONFIDENCE_MEASURES, MEASURES
 from common.storage import write_json
-from server.results.table import print_whole
+from server.results.sheets import Sheet, number_text
 
 Part = Literal["test", "train", "all"]
 PARTS = ("test", "train", "all")
@@ -138,31 +136,25 @@ def _by_class(names: Sequence[str], shares: Tensor) -> dict[str, float | None]:
 
 
 def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
-    title = f"{found['model']}: {found['part']} images, %; Brier score from 0 to 2, log loss in nats"
-    scores = Table("domain", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("images", *SHOWN.values()):
-        scores.add_column(column, justify="right", no_wrap=True)
-    rows = dict(found["domains"])
-    if len(rows) > 1:
-        rows["together"] = found["together"]
-    for name, row in rows.items():
+    scores = dict(found["domains"])
+    if len(scores) > 1:
+        scores["together"] = found["together"]
+    rows: list[list[str]] = []
+    for name, row in scores.items():
         head = name
         if not row.get("trained_on", True):
             head = f"{name} (no client had it)"
-        values: list[str] = []
+        cells = [head, str(row["count"])]
         for key in SHOWN:
             digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits
-            values.append("-" if row[key] is None else f"{row[key]:.{digits}f}")
-        scores.add_row(head, str(row["count"]), *values)
-    title = "rows: true class, columns: predicted class"
-    confusion = Table("class", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in (*names, "recall", "precision"):
-        confusion.add_column(name, justify="right", no_wrap=True)
+            cells.append(number_text(row[key], digits))
+        rows.append(cells)
+    title = f"{found['model']}: {found['part']} images, %; Brier score from 0 to 2, log loss in nats"
+    Sheet(title, ["domain", "images", *SHOWN.values()], rows).show()
+    rows = []
     for name, counts in zip(names, found["confusion"], strict=True):
-        cells = [str(count or ".") for count in counts]
+        cells = [name, *[str(count or ".") for count in counts]]
         for key in ("recall", "precision"):
-            share = found[key][name]
-            cells.append("-" if share is None else f"{share:.1f}")
-        confusion.add_row(name, *cells)
-    for table in (scores, confusion):
-        print_whole(table)
+            cells.append(number_text(found[key][name], 1))
+        rows.append(cells)
+    Sheet("rows: true class, columns: predicted class", ["class", *names, "recall", "precision"], rows).show()

@@ -20,7 +20,7 @@ from common.numerics import generator
 from common.storage import folder_name
 from common.wire.messages import OwnVersion
 from server.commands.evaluate import domains_of
-from server.results.run import Run
+from server.results.run import RunFolder
 from strategies.core.method import Method
 
 SAMPLES = 256
@@ -66,9 +66,9 @@ def export(
     else:
         if chosen is None:
             chosen = "last"
-            if Run(source).has_best:
+            if RunFolder(source).has_best:
                 chosen = "best"
-        content = _of_run(Run(source, chosen), client, data)
+        content = _of_run(RunFolder(source, chosen), client, data)
     description = replace(content.description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
@@ -94,7 +94,7 @@ def export(
     return description
 
 
-def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
+def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
     settings, method, state = run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model()
     whole = len(weights) == len(model.state_dict())
@@ -142,7 +142,7 @@ def _of_run(run: Run, client: str | None, data: Sequence[str]) -> Content:
     return Content(description, run.model(client).state_dict(), state.prototypes, images, images_are, expected)
 
 
-def _kept(run: Run, *, whole: bool) -> Mapping[str, OwnVersion]:
+def _kept(run: RunFolder, *, whole: bool) -> Mapping[str, OwnVersion]:
     """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
     if whole:
         return {}
@@ -161,7 +161,7 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
         ConfigError: the run has no such model.
         CheckpointError: the checkpoint is damaged.
     """
-    content = _of_run(Run(folder, chosen), client, ())
+    content = _of_run(RunFolder(folder, chosen), client, ())
     if not content.description.complete:
         raise ConfigError(
             f"{folder}: devices keep a part of the net of {content.description.method}; export the model on a device"
@@ -169,7 +169,7 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
     return TrainedModel(content.description, content.weights, content.prototypes)
 
 
-def _check_client(run: Run, client: str | None, whole: bool) -> None:
+def _check_client(run: RunFolder, client: str | None, whole: bool) -> None:
     """Check that ``client`` is given if, and only if, the clients have models of their own.
 
     Args:
@@ -219,7 +219,7 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
 
 
 def _images(
-    description: Description, data: Sequence[str], run: Run | None = None, domains: Sequence[str] = ()
+    description: Description, data: Sequence[str], run: RunFolder | None = None, domains: Sequence[str] = ()
 ) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
@@ -263,7 +263,7 @@ def _notes(method: Method, prototypes: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _score(run: Run, number: int, client: str | None) -> Mapping[str, Any] | None:
+def _score(run: RunFolder, number: int, client: str | None) -> Mapping[str, Any] | None:
     """Return the accuracy of a round by domain, and by client if each has its own model; ``None`` without scores."""
     rows = [row for row in run.scores if int(row["round"]) == number and client in (None, row["client"])]
     if not rows:

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from common.errors import ConfigError, nearest
 from common.regular_files import read_small
 from server.plots.figures import bars, check_format, convergence, save, sensitivity
-from server.results.columns import domain_columns, domain_heads, mark_notes
-from server.results.groups import Group, group_runs
-from server.results.run import Run, find_runs
+from server.results.frames import domain_columns, domain_heads, partial_notes
+from server.results.groups import Group, group_runs, rename
+from server.results.run import RunFolder, find_runs
 from server.results.seeds import Value, curve
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
@@ -89,23 +89,7 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def _rename(groups: Sequence[Group], labels: Sequence[str]) -> None:
-    """Give groups the labels of ``OLD=NEW``.
-
-    Raises:
-        ConfigError: an item has no ``=``, or no group has the label.
-    """
-    by_label = {group.label: group for group in groups}
-    for item in labels:
-        old, equals, new = item.rpartition("=")
-        if not equals or not new:
-            raise ConfigError(f"--label {item}: write it as OLD=NEW, such as --label fedavg=FedAvg")
-        if old not in by_label:
-            raise ConfigError(f"--label {item}: no row is called {old!r}; {nearest(old, by_label)}")
-        by_label[old].label = new
-
-
-def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
+def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[Group]:
     """Return the groups of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
@@ -139,17 +123,8 @@ def named_groups(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]
         for board in boards:
             for group in board.groups:
                 group.label = f"{group.label}; {board.title}"
-    _rename(groups, labels)
+    rename(groups, labels)
     return groups
-
-
-def names_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
-    """Return the label of each run's group."""
-    names: dict[Path, str] = {}
-    for group in named_groups(runs, labels):
-        for run in (*group.runs, *group.duplicates, *group.contradictions):
-            names[run.folder] = group.label
-    return [names[run.folder] for run in runs]
 
 
 def _labels_in(path: Path) -> dict[Path, str]:
@@ -164,7 +139,7 @@ def _labels_in(path: Path) -> dict[Path, str]:
     return labels
 
 
-def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
 
     A partial value has no bar, and the title names what it lacks.
@@ -181,21 +156,21 @@ def bars_of(runs: Sequence[Run], rule: str, title: str | None = None, labels: Se
                 value = None
             values.append(value)
         series[group.label] = values
-    notes = mark_notes(groups, rule)
+    notes = partial_notes(groups, rule)
     return bars([*domain_heads(groups, domains), "average"], series, ". ".join([title or _title(runs), *notes]))
 
 
-def curves_of(runs: Sequence[Run], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
     curves = {group.label: curve(group.runs) for group in named_groups(runs, labels)}
     return convergence(curves, title or _title(runs))
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[RunFolder]) -> str:
     return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
 
 
-def _prototypes(runs: Sequence[Run], by: str, samples: int, title: str | None) -> Figure:
+def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
     from server.plots.prototypes import prototype_figure
 
     if len(runs) != 1:

@@ -269,6 +269,10 @@ Rule = Annotated[
         autocompletion=one_of(RULES),
     ),
 ]
+Labels = Annotated[
+    list[str] | None,
+    option("--label", text="Another name for a row or a method; repeat it.", metavar="OLD=NEW"),
+]
 Quiet = Annotated[bool, option("--quiet", text="Show nothing; errors are still shown.")]
 Output = Annotated[Path | None, option("--output", text="The folder; by default one below outputs/.", metavar="DIR")]
 Jobs = Annotated[int, option("--jobs", text="Runs at the same time; 1 by default.", min=1)]

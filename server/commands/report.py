@@ -6,7 +6,7 @@ from pathlib import Path
 from server.plots.figures import rendered
 from server.plots.prototypes import sent_figure
 from server.results.report.page import write_report
-from server.results.run import Run
+from server.results.run import RunFolder
 
 
 def report(folders: Sequence[str], output: Path | None = None) -> Path:
@@ -22,7 +22,7 @@ def report(folders: Sequence[str], output: Path | None = None) -> Path:
     return write_report(folders, output, _prototypes)
 
 
-def _prototypes(run: Run) -> bytes | None:
+def _prototypes(run: RunFolder) -> bytes | None:
     """Return the figure of the run's prototypes as PNG; ``None`` if it kept none."""
     figure = sent_figure(run)
     if figure is None:

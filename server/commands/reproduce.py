@@ -29,7 +29,7 @@ from server.reproduction.published import (
     published_table,
     published_tables,
 )
-from server.results.run import Run, varying
+from server.results.run import RunFolder, varying
 from server.results.seeds import Value
 from server.run.conduct import check_not_in_a_run
 
@@ -41,7 +41,7 @@ MAX_BARS = 7
 
 
 @dataclass(frozen=True)
-class Request:
+class ReproductionRequest:
     """What the command line asked for.
 
     Args:
@@ -87,7 +87,7 @@ def request_of(
     seeds: Sequence[int] = (),
     output: Path | None = None,
     records: Path | None = None,
-) -> Request:
+) -> ReproductionRequest:
     """Return the request for the table and the settings in ``arguments``, and the command's options.
 
     Raises:
@@ -113,7 +113,7 @@ def request_of(
         raise ConfigError(f"--scale {scale}: {nearest(scale, get_args(Scale))}")
     if reserved:
         raise ConfigError(f"{' '.join(reserved)}: the table sets this; use --methods A,B and --seeds 0,1,2")
-    return Request(
+    return ReproductionRequest(
         published_table(names[0]),
         cast("Scale", scale),
         tuple(methods),
@@ -179,8 +179,8 @@ def _key(settings: RunSettings) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
-def reproduce(request: Request, console: Console | None = None) -> Path:
-    """Do the missing runs, write ``<table>.md``, ``.html``, ``.json`` and figures, and return the HTML file's path.
+def reproduce(request: ReproductionRequest, console: Console | None = None) -> Path:
+    """Do the missing runs, write TABLE.md, TABLE.html, TABLE.json and figures, and return the HTML file's path.
 
     The pages are written from the finished runs even if the command is interrupted or runs fail.
 
@@ -213,30 +213,32 @@ def reproduce(request: Request, console: Console | None = None) -> Path:
     return path
 
 
-def keep_records(request: Request, jobs: Sequence[Planned], seeds: Sequence[int]) -> None:
+def keep_records(request: ReproductionRequest, jobs: Sequence[Planned], seeds: Sequence[int]) -> None:
     """Write the page, its pictures, and each finished run's summary and history into ``request.records``."""
     if request.records is None:
         return
     folder = Path(request.records).expanduser()
-    _page(folder, request, compare(request, jobs, seeds, {}))
+    _page(folder, request, comparison_of(request, jobs, seeds, {}))
     for job in jobs:
         if job.finished():
             kept = folder / request.table.name / job.folder.parent.name / job.folder.name
-            for record in Run(job.folder).records:
+            for record in RunFolder(job.folder).records:
                 write_bytes(kept / record.name, record.read_bytes())
 
 
-def write_pages(request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]) -> Path:
+def write_pages(
+    request: ReproductionRequest, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
+) -> Path:
     """Write the pages from the finished runs, and return the HTML file's path."""
-    comparison, path = compare(request, jobs, seeds, failures), request.folder / f"{request.table.name}.html"
+    comparison, path = comparison_of(request, jobs, seeds, failures), request.folder / f"{request.table.name}.html"
     write_text(path, _page(request.folder, request, comparison))
     write_json(path.with_suffix(".json"), numbers(comparison, request))
     return path
 
 
-def _page(folder: Path, request: Request, comparison: Comparison) -> str:
+def _page(folder: Path, request: ReproductionRequest, comparison: Comparison) -> str:
     """Write the page as Markdown and its pictures into ``folder``, and return the page as HTML."""
-    pictures = draw(comparison, request.table.name)
+    pictures = pictures_of(comparison, request.table.name)
     for picture in pictures:
         write_bytes(folder / picture.name, picture.content)
     markdown, html = pages(comparison, request.command, pictures, request.overrides)
@@ -244,7 +246,7 @@ def _page(folder: Path, request: Request, comparison: Comparison) -> str:
     return html
 
 
-def draw(comparison: Comparison, name: str) -> list[Picture]:
+def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
     """Draw curves over rounds, bars of a table with few rows, and a heat map or line of each sweep.
 
     Args:
@@ -268,18 +270,18 @@ def draw(comparison: Comparison, name: str) -> list[Picture]:
         content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
-        runs: list[Run] = []
+        runs: list[RunFolder] = []
         for line in finished:
             if set(line.row.point) == set(sweep.axes):
-                runs += [Run(line.folders[seed]) for seed in line.summaries]
+                runs += [RunFolder(line.folders[seed]) for seed in line.summaries]
         if set(varying(runs)) == set(sweep.axes):
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
     return pictures
 
 
-def compare(
-    request: Request, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
+def comparison_of(
+    request: ReproductionRequest, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
 ) -> Comparison:
     """Return the published table with the results of our runs, read from their folders.
 
@@ -317,7 +319,7 @@ def _information(folder: Path) -> float:
     """
     from server.results.information import information_of_run
 
-    path, state = folder / "mutual_information.json", Run.open(folder).summary["state_sha256"]
+    path, state = folder / "mutual_information.json", RunFolder.open(folder).summary["state_sha256"]
     if path.exists():
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
@@ -327,7 +329,7 @@ def _information(folder: Path) -> float:
     return found.nats
 
 
-def numbers(comparison: Comparison, request: Request) -> dict[str, object]:
+def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, object]:
     """Return the page's numbers for other programs."""
     order = comparison.order()
     rows: list[dict[str, object]] = []

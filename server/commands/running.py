@@ -23,7 +23,7 @@ from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.resume import check_resumable, has_finished
 from server.trackers.live import watching
@@ -85,7 +85,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
 
 def _warn_if_partial(folder: Path) -> None:
     """Print a warning to standard error if the final score lacks domains, also with ``--quiet``."""
-    missing = Run(folder).summary.get("missing", {})
+    missing = RunFolder(folder).summary.get("missing", {})
     if missing:
         print(
             f"warning: the final score is PARTIAL, without {named_missing(missing)}; average and worst are over the "
@@ -118,7 +118,12 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
     """
     trust_overrides(overrides)  # only the user's own, not those of the folder
-    recorded = {**Run(folder).config, "output": str(folder.absolute()), "resume": True, "overwrite": False}
+    recorded = {
+        **RunFolder(folder).trusted_config,
+        "output": str(folder.absolute()),
+        "resume": True,
+        "overwrite": False,
+    }
     if not trust:
         _check_places(folder, recorded, overrides)
     try:

@@ -31,9 +31,10 @@ from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
 from common.text import duration
+from server.results.frames import score_sheet
 from server.results.groups import group_runs
-from server.results.run import Run
-from server.results.table import markdown, print_whole, render
+from server.results.run import RunFolder
+from server.results.table import table_text
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
 
@@ -69,7 +70,7 @@ class Job:
         A run with other settings, other scoring or other code is another run.
         """
         try:
-            summary = Run.open(self.folder).summary
+            summary = RunFolder.open(self.folder).summary
         except GoldfinchError:
             return None
         if not self._long_enough(summary) or self.stale():
@@ -88,7 +89,7 @@ class Job:
 
     def stale(self) -> str | None:
         """Return why the run in the folder can be neither used nor resumed; ``None`` if it can, or there is no run."""
-        run = Run(self.folder)
+        run = RunFolder(self.folder)
         try:
             if run.code not in ("unknown", self.settings.code):
                 return f"it is of other code ({run.code}; now {self.settings.code})"
@@ -400,7 +401,7 @@ def run_subprocess(
 
 def _score(job: Job, rule: str) -> str:
     """Return a run's score and the rule's name; by the last round if the rule gives no score."""
-    summary = Run.open(job.folder).summary
+    summary = RunFolder.open(job.folder).summary
     known = "final"
     if rule in summary["scores"]:
         known = rule
@@ -422,9 +423,10 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    for board in group_runs([Run(job.folder) for job in jobs]):
-        print_whole(render(board, "final"))
-        text += [markdown(board, "final"), ""]
+    boards = group_runs([RunFolder(job.folder) for job in jobs])
+    for board in boards:
+        score_sheet(board, "final").show()
+    text.append(table_text(boards, "final", "md"))
     for line in privacy_lines(jobs):
         text.append(line + "\n")
     write_text(output / "table.md", "\n".join(text))

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from common.errors import ConfigError, nearest
 from common.metrics import named_missing
 from common.storage import write_bytes
-from server.results.run import Run, brief, varying
+from server.results.run import RunFolder, brief, varying
 from server.results.seeds import Value
 
 # Okabe and Ito's palette without its yellow, which is too light on white; black last.
@@ -187,7 +187,7 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], ti
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def score(run: Run, rule: str, column: str) -> float:
+def score(run: RunFolder, rule: str, column: str) -> float:
     """Return a domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
 
     Raises:
@@ -206,7 +206,7 @@ def score(run: Run, rule: str, column: str) -> float:
 
 
 def sensitivity(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     *,
     axes: Sequence[str] = (),
     rule: str = "final",

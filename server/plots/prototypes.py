@@ -16,7 +16,7 @@ from common.errors import ConfigError, nearest
 from common.prototypes import PrototypeSet
 from server.plots.figures import CLASS_COLOURS, MARKERS, new_figure
 from server.results.embedding import embed_by_pca, embed_by_tsne, unit_rows
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.prototype_log import Page
 
 PROJECTIONS = ("tsne", "pca")
@@ -79,7 +79,7 @@ def embed(sets: Sequence[Tensor], by: str = "tsne") -> tuple[list[np.ndarray], s
     return np.split(placed, np.cumsum(sizes)[:-1]), name
 
 
-def prototype_figure(run: Run, by: str = "tsne", per_domain: int = 100, title: str | None = None) -> Figure:
+def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, title: str | None = None) -> Figure:
     """Draw features by class (colour) and domain (marker), prototypes as stars, in one panel a round, up to six.
 
     The last panel has test features of the final model. A run keeps no model of an earlier round, so that round's panel
@@ -124,7 +124,7 @@ def prototype_figure(run: Run, by: str = "tsne", per_domain: int = 100, title: s
     return draw_map(panels, domains, run.settings.data.class_names, f"{title}: {projection}")
 
 
-def sent_figure(run: Run) -> Figure | None:
+def sent_figure(run: RunFolder) -> Figure | None:
     """Draw what clients sent and what the server made of it, by PCA, in a panel for each of up to three rounds.
 
     It needs neither the model nor the data.
@@ -164,7 +164,9 @@ def _vectors(pages: Sequence[Page]) -> list[Tensor]:
     return found
 
 
-def _sent_panels(pages: Sequence[Page], placed: Sequence[np.ndarray], run: Run, domains: Sequence[str]) -> list[Panel]:
+def _sent_panels(
+    pages: Sequence[Page], placed: Sequence[np.ndarray], run: RunFolder, domains: Sequence[str]
+) -> list[Panel]:
     """Return a panel for each page; ``placed`` begins with the places of :func:`_vectors`."""
     panels = []
     for index, page in enumerate(pages):

@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 
 from server.reproduction.published import PublishedRow, PublishedTable, Scale
 from server.reproduction.verdict import Claim, Order, Verdict, verdict
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import Value, curve
 
 MEGABYTE = 1e6
@@ -152,7 +152,7 @@ class Comparison:
 
     def curve(self, line: Line) -> dict[int, Value]:
         """Average accuracy over the table's domains by round, over seeds."""
-        runs = [Run(line.folders[seed]) for seed in sorted(line.summaries)]
+        runs = [RunFolder(line.folders[seed]) for seed in sorted(line.summaries)]
         return curve(runs, [column.scored for column in self.columns])
 
     # ---- next to the paper ------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def _scored_images(folder: Path) -> dict[str, int]:
     if not (folder / "history.csv").exists():
         return {}
     found: dict[str, dict[str, int]] = {}
-    for row in Run(folder).scores:
+    for row in RunFolder(folder).scores:
         found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
     images: dict[str, int] = {}
     for domain, counts in found.items():

@@ -13,6 +13,7 @@ from common.metrics import PARTIAL, RULES, named_missing
 from common.versions import combined_hash, package_versions
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.verdict import Order
+from server.results.sheets import Sheet
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -55,6 +56,7 @@ def pages(
         if line.row.misprint:
             misprints.append(f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}")
     personal = {line.personal for line in comparison.lines}
+    order = _order(comparison)
     content: dict[str, Any] = {
         "table": table,
         "scale": comparison.scale,
@@ -70,20 +72,33 @@ def pages(
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
         "misprints": misprints,
-        "order": _order(comparison),
+        "order": order,
+        "averages_over": len(order.rows),
         "partial": _partial(comparison),
         "best": _best(comparison),
         "verdict": comparison.verdict(),
-        "facts": (("", ""), _facts(comparison)),
-        "runs": (("row", "folder", "seed: final state, or what went wrong"), _runs(comparison)),
+        "facts": Sheet("", ("", ""), _facts(comparison)),
+        "runs": Sheet("", ("row", "folder", "seed: final state, or what went wrong"), _runs(comparison)),
     }
     plain = templates(HERE, escape=False)
+    plain.globals["written"] = _markdown_table
     markdown = plain.get_template("page.j2").render({**content, "as": plain.get_template("markdown.j2").module})
     escaping = templates(HERE)
+    escaping.globals["written"] = _html_table
     form: Any = escaping.get_template("html.j2").module
     body = escaping.get_template("page.j2").render({**content, "as": form})
     html = form.page(f"{table.name}, scale={comparison.scale}", Markup(body))  # noqa: S704  # escaped by the template
     return markdown.rstrip() + "\n", str(html).lstrip()
+
+
+def _markdown_table(sheet: Sheet) -> str:
+    """Return a table in Markdown."""
+    return sheet.markdown() + "\n"
+
+
+def _html_table(sheet: Sheet) -> Markup:
+    """Return a table in HTML."""
+    return Markup('<div class="scroll">{}</div>').format(Markup(sheet.html()))  # noqa: S704  # escaped by the sheet
 
 
 def _number(value: float | None, form: str = ".2f") -> str:
@@ -93,8 +108,8 @@ def _number(value: float | None, form: str = ".2f") -> str:
     return format(value, form)
 
 
-def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
-    """Return the header and the rows of our table, and the indices of the best rows."""
+def _ours(comparison: Comparison) -> Sheet:
+    """Return our table; the best rows are bold."""
     table = comparison.table
     columns = comparison.columns
     best = comparison.best()
@@ -106,12 +121,12 @@ def _ours(comparison: Comparison) -> tuple[tuple[str, ...], Rows, list[int]]:
         header.append(table.measure.replace("_", " "))
     header += ["MB", "points/MB", "seeds"]
     rows = []
-    strong = []
+    strong: set[tuple[int, int]] = set()
     for index, line in enumerate(comparison.lines):
         rows.append(_our_row(comparison, line))
         if line in best:
-            strong.append(index)
-    return tuple(header), rows, strong
+            strong.update((index, place) for place in range(len(header)))
+    return Sheet("", header, rows, strong)
 
 
 def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
@@ -141,8 +156,8 @@ def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _published(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
-    """Return the header and the rows of the published table, with the gap to ours in parentheses."""
+def _published(comparison: Comparison) -> Sheet:
+    """Return the published table, with the gap to ours in parentheses."""
     table = comparison.table
     columns = comparison.columns
     all_comparable = len(comparison.comparable) == len(columns)
@@ -164,7 +179,7 @@ def _published(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
         if table.measure:
             cells.append(_number(line.row.measured))
         rows.append(tuple(cells))
-    return tuple(header), rows
+    return Sheet("", header, rows)
 
 
 def _with_gap(printed: float | None, deviation: float | None, gap: float | None) -> str:
@@ -179,8 +194,8 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
     return text
 
 
-def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
-    """Return the header and the rows of the table that compares our order of methods with the paper's."""
+def _order(comparison: Comparison) -> Sheet:
+    """Return the table that compares our order of methods with the paper's."""
     columns: tuple[Column, ...] = ()
     if any(line.row.cells for line in comparison.lines):
         columns = comparison.comparable
@@ -192,7 +207,7 @@ def _order(comparison: Comparison) -> tuple[tuple[str, ...], Rows]:
         for column in columns:
             rows.append(_order_row(column.title + suffix, comparison.order(column, kind)))
         rows.append(_order_row("average" + suffix, comparison.order(None, kind)))
-    return ("column", "rows", "Spearman", "pairs in the paper's order"), rows
+    return Sheet("", ("column", "rows", "Spearman", "pairs in the paper's order"), rows)
 
 
 def _order_row(title: str, order: Order) -> tuple[str, ...]:

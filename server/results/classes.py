@@ -5,21 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import RULES, ClassTotals
-from server.results.columns import domain_columns, domain_heads, mark_notes
+from server.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
 from server.results.groups import Board, Group
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import Value
+from server.results.sheets import LOWEST, Sheet, pandas_library
 
-LOWEST = "↓"
-"""Marks the lowest recall of a column."""
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROUND_RULES = ("final", "best_round", "validated")
 """The rules that choose one round, which has confusion counts; ``last_n`` is a mean of several."""
@@ -41,19 +38,13 @@ class ClassRow:
     lowest: list[bool] = field(default_factory=list)
     images: int = 0
 
-    def texts(self, mark: str = "{}") -> list[str]:
-        """Return the cells as text.
-
-        Args:
-            mark: a format for the lowest value of a column, such as ``**{}**``.
-        """
+    def texts(self) -> list[str]:
+        """Return the cells as texts; the lowest value of a column is marked."""
         found: list[str] = []
         for value, lowest in zip(self.cells, self.lowest, strict=True):
-            text = "-"
+            text = str(value or "-")
             if lowest:
-                text = mark.format(f"{value} {LOWEST}")
-            elif value is not None:
-                text = str(value)
+                text += f" {LOWEST}"
             found.append(text)
         return found
 
@@ -124,14 +115,14 @@ def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable
     return found
 
 
-def _has_counts(run: Run, rule: str) -> bool:
+def _has_counts(run: RunFolder, rule: str) -> bool:
     score = run.rules[rule]
     if "round" not in score:  # a summary from elsewhere
         return False
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, group: Group, runs: Sequence[Run], rule: str) -> ClassTable:
+def _class_table(board: Board, group: Group, runs: Sequence[RunFolder], rule: str) -> ClassTable:
     domains = domain_columns([group], rule)
     names = runs[0].class_names
     rows: list[ClassRow] = []
@@ -147,10 +138,10 @@ def _class_table(board: Board, group: Group, runs: Sequence[Run], rule: str) -> 
     _mark_lowest(rows)
     heads = [*domain_heads([group], domains), "average", "worst"]
     title = f"{board.title}: {group.label}: recall by class in %, {RULES[rule].name}"
-    return ClassTable(title, group, heads, rows, mark_notes([group], rule))
+    return ClassTable(title, group, heads, rows, partial_notes([group], rule))
 
 
-def _totals(run: Run, rule: str, domain: str) -> ClassTotals | None:
+def _totals(run: RunFolder, rule: str, domain: str) -> ClassTotals | None:
     return run.class_totals.get((int(run.rules[rule]["round"]), domain))
 
 
@@ -161,7 +152,7 @@ def _share(totals: ClassTotals | None, label: int) -> float | None:
     return 100.0 * totals.correct[label] / totals.true[label]
 
 
-def _recall(runs: Sequence[Run], rule: str, domain: str, label: int) -> Value | None:
+def _recall(runs: Sequence[RunFolder], rule: str, domain: str, label: int) -> Value | None:
     values: list[float] = []
     partial = False
     for run in runs:
@@ -172,7 +163,7 @@ def _recall(runs: Sequence[Run], rule: str, domain: str, label: int) -> Value | 
     return Value.of(values, partial=partial)
 
 
-def _over_domains(runs: Sequence[Run], rule: str, label: int, column: str) -> Value | None:
+def _over_domains(runs: Sequence[RunFolder], rule: str, label: int, column: str) -> Value | None:
     """Return the mean or the lowest recall over the domains with images of the class."""
     values: list[float] = []
     partial = False
@@ -209,35 +200,27 @@ def _mark_lowest(rows: Sequence[ClassRow]) -> None:
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
 
-def render_classes(found: ClassTable) -> Table:
-    """Return the table for the terminal; the lowest value of each column is red and marked."""
-    table = Table(title=escape(found.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption, table.caption_justify = escape("\n".join([found.explanation, *found.notes])), "left"
-    table.add_column("class", no_wrap=True)
-    for head in (*found.heads, "images"):
-        table.add_column(escape(head), justify="right", no_wrap=True)
-    for row in found.rows:
-        table.add_row(escape(row.name), *row.texts("[bold red]{}[/bold red]"), str(row.images))
-    return table
-
-
-def markdown_classes(found: ClassTable) -> str:
-    """Return the table in Markdown; the lowest value of each column is bold and marked."""
+def class_sheet(found: ClassTable) -> Sheet:
+    """Return a table with the test images of each class; the lowest value of each column is bold and marked."""
+    rows: list[list[str]] = []
+    strong: set[tuple[int, int]] = set()
+    for number, row in enumerate(found.rows):
+        rows.append([row.name, *row.texts(), str(row.images)])
+        for place, lowest in enumerate(row.lowest, 1):
+            if lowest:
+                strong.add((number, place))
     heads = ["class", *found.heads, "images"]
-    lines = [f"{found.title}; mean ± standard deviation over seeds.", ""]
-    lines += ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
-    for row in found.rows:
-        lines.append("| " + " | ".join([row.name, *row.texts("**{}**"), str(row.images)]) + " |")
-    for note in (found.explanation, *found.notes):
-        lines += ["", f"{note}."]
-    return "\n".join(lines)
+    title = found.title
+    if len(found.group.runs) > 1:
+        title += f"; {OVER_SEEDS}"
+    return Sheet(title, heads, rows, strong, [found.explanation, *found.notes])
 
 
-def class_records(tables: Sequence[ClassTable]) -> list[dict[str, Any]]:
+def class_frame(tables: Sequence[ClassTable]) -> pd.DataFrame:
     """Return one record per class and column.
 
     Each has ``table``, ``method``, ``class``, ``column``, ``mean`` and ``std`` in per cent, ``seeds``, ``partial``,
-    ``lowest`` and ``images`` of the class over all domains. ``mean`` is ``None`` without test images.
+    ``lowest`` and ``images`` of the class over all domains. ``mean`` is NaN without test images.
     """
     found: list[dict[str, Any]] = []
     for table in tables:
@@ -249,4 +232,4 @@ def class_records(tables: Sequence[ClassTable]) -> list[dict[str, Any]]:
                     entry |= {"mean": value.mean, "std": value.deviation, "partial": value.partial}
                 entry |= {"seeds": len(table.group.runs), "lowest": lowest, "images": row.images}
                 found.append(entry)
-    return found
+    return pandas_library().DataFrame(found)

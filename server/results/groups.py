@@ -15,18 +15,21 @@ seed and different states the first counts, and the other is named below the tab
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import some_of
-from common.metrics import COUNTED, PARTIAL, Measure, named_missing
+from common.errors import ConfigError, nearest, some_of
+from common.metrics import COUNTED, Measure, named_missing
 from common.versions import combined_hash
-from server.results.run import Run, setting_text, varying
+from server.results.run import RunFolder, setting_text, varying
 from server.results.seeds import Value
+from server.results.statistics import paired_difference
 from server.trackers.events import COUNTS_LESS_SETTINGS, counts_text
 
 MAX_LABEL_SETTINGS = 4
@@ -65,9 +68,9 @@ class Group:
     """
 
     label: str
-    runs: list[Run] = field(default_factory=list)
-    duplicates: list[Run] = field(default_factory=list)
-    contradictions: list[Run] = field(default_factory=list)
+    runs: list[RunFolder] = field(default_factory=list)
+    duplicates: list[RunFolder] = field(default_factory=list)
+    contradictions: list[RunFolder] = field(default_factory=list)
     marks: tuple[str, ...] = ()
 
     @property
@@ -87,8 +90,29 @@ class Group:
 
     @property
     def rounds(self) -> int:
-        """Rounds that are done."""
-        return self.runs[0].rounds_done
+        """Rounds that were planned and are done; those of runs that ``train.patience`` ended are planned."""
+        return _planned_rounds(self.runs[0])
+
+    @property
+    def rounds_shown(self) -> int | str:
+        """Rounds that are done, such as ``5``; ``4-5`` if the runs differ in them."""
+        done = {run.rounds_done for run in self.runs}
+        if len(done) == 1:
+            return min(done)
+        return f"{min(done)}-{max(done)}"
+
+    @property
+    def unseen(self) -> set[str]:
+        """The scored domains of which no client of a run held training samples."""
+        found: set[str] = set()
+        for run in self.runs:
+            found.update(run.unseen)
+        return found
+
+    @property
+    def scored_images(self) -> list[int]:
+        """The numbers of test images of one domain, if they changed within the runs; empty otherwise."""
+        return self.runs[0].changed_scoring
 
     @property
     def early_stops(self) -> list[int]:
@@ -179,17 +203,17 @@ class Board:
         return list(found)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunFolder]:
         """The groups' runs, without duplicates and contradictions."""
-        found: list[Run] = []
+        found: list[RunFolder] = []
         for group in self.groups:
             found += group.runs
         return found
 
     @property
-    def named_runs(self) -> list[tuple[str, Run]]:
+    def named_runs(self) -> list[tuple[str, RunFolder]]:
         """:attr:`runs` with their names."""
-        found: list[tuple[str, Run]] = []
+        found: list[tuple[str, RunFolder]] = []
         for group in self.groups:
             for run in group.runs:
                 found.append((run_name(group, run), run))
@@ -232,7 +256,7 @@ class Board:
             if more > 0:
                 shown += f"; and {more} more"
             found.append(f"Rows differ in more than the method: {shown}.")
-        if len(self.codes) > 1:
+        if any(other_code(*pair) for pair in itertools.combinations(self.groups, 2)):
             rows: list[str] = []
             for code in self.codes:
                 labels = [group.label for group in self.groups if group.code == code]
@@ -247,6 +271,12 @@ class Board:
         found += self._reply_notes()
         for group in self.groups:
             metric = group.runs[0].validation_metric
+            if group.scored_images:
+                images = " and ".join(map(str, group.scored_images))
+                found.append(
+                    f"{group.label}: some rounds were scored on {images} test images of a domain, as it was resumed "
+                    "with other scoring; it is averaged with no other run."
+                )
             if metric != "accuracy":
                 label = group.measure_of("validation").label
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")
@@ -315,7 +345,7 @@ class Board:
         return ", ".join(labels)
 
 
-def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) -> list[Board]:
+def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | None = None) -> list[Board]:
     """Sort ``runs`` into boards and groups, both in the order of their first run.
 
     Args:
@@ -323,7 +353,7 @@ def group_runs(runs: Sequence[Run], name: Callable[[Run], str] | None = None) ->
         name: returns the method's name in labels; by default the name of its option.
     """
     boards: dict[str, Board] = {}
-    rows: dict[str, dict[str, list[Run]]] = {}
+    rows: dict[str, dict[str, list[RunFolder]]] = {}
     for run in runs:
         key = _text(_board_key(run))
         boards.setdefault(key, _new_board(run))
@@ -349,14 +379,6 @@ def _by_method(groups: Sequence[Group]) -> list[Group]:
     return found
 
 
-def all_groups(runs: Sequence[Run]) -> list[Group]:
-    """Return the groups of all boards of ``runs``."""
-    found: list[Group] = []
-    for board in group_runs(runs):
-        found += board.groups
-    return found
-
-
 def joined_note(group: Group) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
@@ -371,14 +393,14 @@ def joined_note(group: Group) -> list[str]:
     ]
 
 
-def run_name(group: Group, run: Run) -> str:
+def run_name(group: Group, run: RunFolder) -> str:
     """Return a run's name: its group's label, with its seed if the group has several."""
     if len(group.runs) > 1:
         return f"{group.label}, seed {run.seed}"
     return group.label
 
 
-def partition_seed(run: Run) -> int | None:
+def partition_seed(run: RunFolder) -> int | None:
     """Return the seed that the clients' samples were drawn with; ``None`` if the protocol draws none."""
     chosen = run.options.get(PARTITION_SEED, "absent")
     if chosen == "absent":
@@ -415,52 +437,54 @@ def _lacks(score: Mapping[str, Any], column: str, rule: str, unseen: Collection[
     return bool(missing)
 
 
-def footnotes(groups: Sequence[Group], rule: str = "final") -> list[str]:
-    """Return one line for each group with a partial score: what it lacks, and since when."""
-    lines = []
-    for group in groups:
-        if found := group.missing(rule):
-            lines.append(f"{PARTIAL} partial, not ranked: {group.label}: {'; '.join(found)}")
-    return lines
-
-
 def comparable(groups: Sequence[Group]) -> list[Group]:
     """Return the groups that are ranked with each other: those scored on one shared model, or all if there are none."""
     shared = [group for group in groups if not group.personal]
     return shared or list(groups)
 
 
-def cells(groups: Sequence[Group], columns: Sequence[str], rule: str) -> list[list[tuple[Value | None, bool]]]:
-    """Return each group's value in each of ``columns``, and whether it is the best of its column.
+def leader(groups: Sequence[Group], column: str = "average", rule: str = "final") -> Group | None:
+    """Return the group that is better than every other one in a column; ``None`` if none is.
 
-    The best ``spread`` is the lowest, and of a metric of which lower is better the lowest number. There is a best value
-    only among two or more :func:`comparable` groups, and it is never partial. A value is ``None`` without a score.
+    Only :func:`comparable` groups with a whole score count. A group is better than another if the 95 % interval of
+    their paired difference over seeds excludes 0. There is no such interval, and so no best group, if two of them have
+    other seeds, rounds, code or scored images, or one seed.
+
+    Args:
+        groups: the rows of a table.
+        column: as in :meth:`Group.values`. The best ``spread`` is the lowest, and so is the best of a metric of which
+            lower is better.
+        rule: how runs are scored.
     """
-    rivals = comparable(groups)
-    rows: list[list[tuple[Value | None, bool]]] = [[] for _ in groups]
-    for column in columns:
-        best = _best_mean(rivals, column, rule)
-        for group, row in zip(groups, rows, strict=True):
-            value = group.value(column, rule)
-            is_best = False
-            if value is not None and not value.partial and group in rivals:
-                is_best = abs(value.mean - best) < 1e-9
-            row.append((value, is_best))
-    return rows
-
-
-def _best_mean(rivals: Sequence[Group], column: str, rule: str) -> float:
-    """Return the best whole mean of a column; NaN, which equals nothing, if there are no two groups to compare."""
-    means: list[float] = []
-    for group in rivals:
+    whole: list[tuple[float, Group]] = []
+    for group in comparable(groups):
         value = group.value(column, rule)
         if value is not None and not value.partial:
-            means.append(value.mean)
-    if not means or len(rivals) < 2:
-        return math.nan
-    if column == "spread" or rivals[0].measure_of(column).lower_is_better:
-        return min(means)
-    return max(means)
+            whole.append((_sign(group, column) * value.mean, group))
+    if len(whole) < 2:
+        return None
+    best = max(whole, key=lambda pair: pair[0])[1]
+    for _, other in whole:
+        if other is not best and not _is_better(best, other, column, rule):
+            return None
+    return best
+
+
+def _sign(group: Group, column: str) -> int:
+    """Return 1 if a higher number of a column is better, else -1."""
+    if column == "spread" or group.measure_of(column).lower_is_better:
+        return -1
+    return 1
+
+
+def _is_better(group: Group, other: Group, column: str, rule: str) -> bool:
+    """Return whether the interval of the paired difference of two whole groups is on the better side of 0."""
+    conditions = [(each.seeds, each.rounds, each.scored_images) for each in (group, other)]
+    if conditions[0] != conditions[1] or len(group.seeds) < 2 or other_code(group, other):
+        return False
+    difference = paired_difference(group.values(column, rule), other.values(column, rule))
+    bounds = [difference.low, difference.high]
+    return all(bound is not None and _sign(group, column) * bound > 0 for bound in bounds)
 
 
 def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
@@ -477,24 +501,25 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
     return [group for _, group in scored]
 
 
-def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
-    """Return the finished run with the best average in the best group; ``None`` without one.
+def exported_run(groups: Sequence[Group], rule: str = "final") -> RunFolder | None:
+    """Return the finished run whose model a table offers for export; ``None`` without one.
 
-    The best group is the :func:`comparable` group with the best average that is not partial. Of equal runs the first
-    is returned.
+    It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
+    the one with the best score on validation samples is chosen, or else the first; a test score chooses none.
     """
-    best = comparable(ranked(groups, rule))
-    if not best:
+    group = leader(groups, rule=rule)
+    if len(groups) == 1:
+        group = groups[0]
+    if group is None:
         return None
-    found: Run | None = None
+    found: RunFolder | None = None
     highest = -math.inf
-    for run in best[0].runs:
-        if not run.summary or run.summary["scored"] == EVALUATED or rule not in run.rules:
+    for run in group.runs:
+        score = run.rules.get(rule)
+        if not run.summary or run.summary["scored"] == EVALUATED or score is None:
             continue
-        quality = float(run.rules[rule]["average"])
-        if run.measure.lower_is_better:
-            quality = -quality
-        if quality > highest:
+        quality = _sign(group, "validation") * float(score.get("validation", 0.0))
+        if found is None or quality > highest:
             found = run
             highest = quality
     return found
@@ -503,7 +528,7 @@ def best_run(groups: Sequence[Group], rule: str = "final") -> Run | None:
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_of_board(run: Run) -> dict[str, Any]:
+def _settings_of_board(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in BOARD_SETTINGS:
         if run.options.get(key) is not None:
@@ -513,21 +538,25 @@ def _settings_of_board(run: Run) -> dict[str, Any]:
     return found
 
 
-def _board_key(run: Run) -> list[Any]:
+def _board_key(run: RunFolder) -> list[Any]:
     return [run.names, _settings_of_board(run)]
 
 
-def _row_key(run: Run) -> list[Any]:
+def _row_key(run: RunFolder) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
-    rounds = run.rounds_done
-    if run.stopped_early:  # each seed may stop after another round
-        rounds = int(run.summary["stopped_early"]["rounds_planned"])
-    return [options, rounds, run.code]
+    return [options, _planned_rounds(run), run.code, run.changed_scoring]
 
 
-def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
+def _planned_rounds(run: RunFolder) -> int:
+    """Return the rounds that are done; those that were planned if the run stopped early, as each seed may elsewhere."""
+    if run.stopped_early:
+        return int(run.summary["stopped_early"]["rounds_planned"])
+    return run.rounds_done
+
+
+def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     """Return the runs of one row key, sorted by partition.
 
     Runs with the same fixed partition belong together, and so do the runs in which the partition's seed is the run's
@@ -537,7 +566,7 @@ def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
     for run in runs:
         if partition_seed(run) != run.seed:
             fixed.add(partition_seed(run))
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RunFolder]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
@@ -550,9 +579,9 @@ def _by_partition(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def _group(members: Sequence[Run]) -> Group:
+def _group(members: Sequence[RunFolder]) -> Group:
     group = Group("")
-    by_seed: dict[int, Run] = {}
+    by_seed: dict[int, RunFolder] = {}
     for run in sorted(members, key=lambda run: (run.seed, str(run.folder))):
         known = by_seed.setdefault(run.seed, run)
         if known is run:
@@ -564,11 +593,11 @@ def _group(members: Sequence[Run]) -> Group:
     return group
 
 
-def _new_board(run: Run) -> Board:
+def _new_board(run: RunFolder) -> Board:
     return Board(*run.names)
 
 
-def _option_name(run: Run) -> str:
+def _option_name(run: RunFolder) -> str:
     return run.method_name
 
 
@@ -579,7 +608,7 @@ def _text(key: Any) -> str:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def _label(groups: Sequence[Group], name: Callable[[Run], str]) -> None:
+def _label(groups: Sequence[Group], name: Callable[[RunFolder], str]) -> None:
     """Give every group its marks, and a label that no other group of the board has."""
     for group in groups:
         group.marks = _marks(group, groups)
@@ -603,6 +632,30 @@ def _label(groups: Sequence[Group], name: Callable[[Run], str]) -> None:
                 group.label = f"{label} ({number})"
 
 
+def rename(groups: Sequence[Group], labels: Sequence[str]) -> None:
+    """Give rows other labels.
+
+    Args:
+        groups: the rows.
+        labels: ``OLD=NEW`` each. ``OLD`` is a row's label, or a method's name, which is replaced in all of its rows.
+
+    Raises:
+        ConfigError: an item has no ``=``, or no row has the label or method.
+    """
+    for item in labels:
+        old, equals, new = item.rpartition("=")
+        if not equals or not new:
+            raise ConfigError(f"--label {item}: write it as OLD=NEW, such as --label fedavg=FedAvg")
+        matched = [group for group in groups if group.label == old]
+        if not matched:
+            matched = [group for group in groups if re.match(rf"{re.escape(old)}(, | \(|$)", group.label)]
+        if not matched:
+            known = {group.label for group in groups} | {group.runs[0].method_name for group in groups}
+            raise ConfigError(f"--label {item}: no row is called {old!r}; {nearest(old, sorted(known))}")
+        for group in matched:
+            group.label = new + group.label.removeprefix(old)
+
+
 def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[str]:
     found: list[str] = []
     for group in groups:
@@ -619,15 +672,17 @@ def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[s
 def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     """Return in what ``group`` differs from most groups of its board: code, rounds and seeds."""
     found: list[str] = []
-    codes: Counter[str] = Counter()
+    codes: Counter[tuple[str, str]] = Counter()
     rounds: Counter[int] = Counter()
     seeds: Counter[tuple[int, ...]] = Counter()
     for other in groups:
-        codes[other.code] += 1
+        codes.update(other.runs[0].code_by_package.items())
         rounds[other.rounds] += 1
         seeds[tuple(other.seeds)] += 1
-    if group.code != codes.most_common(1)[0][0]:
+    if _has_rare_code(group, codes):
         found.append(f"code {group.code}")
+    if group.scored_images:
+        found.append(f"scored on {' and '.join(map(str, group.scored_images))} images")
     if group.early_stops:
         found.append(f"stopped early after round {', '.join(map(str, group.early_stops))}")
     elif group.rounds != rounds.most_common(1)[0][0]:
@@ -638,6 +693,29 @@ def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
             word = "seeds"
         found.append(f"{word} {','.join(map(str, group.seeds))}")
     return tuple(found)
+
+
+def _has_rare_code(group: Group, codes: Counter[tuple[str, str]]) -> bool:
+    """Return whether a package that ran for ``group`` is another version than that of most groups that ran it.
+
+    Args:
+        group: a row.
+        codes: how many rows ran each package, by its name and hash.
+    """
+    for name, digest in group.runs[0].code_by_package.items():
+        counts = {other: count for (package, other), count in codes.items() if package == name}
+        if digest != max(counts, key=counts.__getitem__):  # the first of several
+            return True
+    return False
+
+
+def other_code(group: Group, other: Group) -> bool:
+    """Return whether two groups ran different versions of a package; a package of one of them alone is none."""
+    theirs = other.runs[0].code_by_package
+    for name, digest in group.runs[0].code_by_package.items():
+        if theirs.get(name, digest) != digest:
+            return True
+    return False
 
 
 def _tell_boards_apart(boards: Sequence[Board], settings: Sequence[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from common.models.base import initialised
 from common.numerics import generator
-from server.results.run import Run
+from server.results.run import RunFolder
 from strategies.fedpall import FedPall
 
 BOUND = 10.0
@@ -145,7 +145,7 @@ def information_of_run(folder: Path, *, steps: int = 150) -> Information:
         ConfigError: the run is not FedPall's.
         CheckpointError: its models are not in its folder.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     method = run.method
     if not isinstance(method, FedPall):
         raise ConfigError(f"{folder} is a run of {method.name}; the measure is of FedPall's protections")

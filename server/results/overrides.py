@@ -9,7 +9,7 @@ from common.config import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
 from common.run_config import LOCATION_KEYS, flat
-from server.results.run import Run
+from server.results.run import RunFolder
 
 _NO_NAME = r"^\d|[^\w-]"
 """What cannot be part of a key in Hydra's grammar without an escape."""
@@ -48,7 +48,7 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     return " ".join(["goldfinch run", *map(shlex.quote, [*sorted(groups), *values])])
 
 
-def export_command(run: Run) -> str:
+def export_command(run: RunFolder) -> str:
     """Return ``goldfinch export ...`` for the run's model, or for the model of its first client."""
     arguments = ["goldfinch", "export", str(run.folder), "--to", str(Path("models", str(run.summary["method"])))]
     client = own_model_of(run)
@@ -57,7 +57,7 @@ def export_command(run: Run) -> str:
     return shlex.join(arguments)
 
 
-def own_model_of(run: Run) -> str | None:
+def own_model_of(run: RunFolder) -> str | None:
     """Return the first client that keeps a model of its own in the run's folder; ``None`` without one."""
     if run.personal and (run.folder / "clients").is_dir():
         return next(iter(run.registrations), None)

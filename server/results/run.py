@@ -19,8 +19,8 @@ from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
 from common.regular_files import read_small
-from common.run_config import read_config, result_settings
-from common.versions import hash_of_files
+from common.run_config import check_trusted, read_config, result_settings
+from common.versions import CODE, hash_of_files
 from common.wire.messages import SCALED, printable
 from server.run.history import answers, class_totals, counts_less, round_scores, rows_on, scores_by, validation_by
 from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run's folder, finished or not. Each file is read when it is first needed.
 
     Every property raises :class:`~common.errors.ConfigError` if its file is missing or damaged.
@@ -56,7 +56,7 @@ class Run:
     metric: str = "accuracy"
 
     @classmethod
-    def open(cls, folder: Path | str) -> Run:
+    def open(cls, folder: Path | str) -> RunFolder:
         """Return the finished run in ``folder``.
 
         Raises:
@@ -92,10 +92,22 @@ class Run:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """``config.yaml``."""
+        """``config.yaml``. It may name classes that must not be imported; see :attr:`trusted_config`."""
         if not self.config_file.exists():
             raise ConfigError(f"{self.folder} holds no run: it has no config.yaml")
         return read_config(self.config_file)
+
+    @property
+    def trusted_config(self) -> Mapping[str, Any]:
+        """``config.yaml``, of which everything may be built.
+
+        Scores are read without it, so a table needs none of the user's own classes.
+
+        Raises:
+            ConfigError: it names a class that may not be imported.
+        """
+        check_trusted(self.config, self.config_file)
+        return self.config
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
@@ -220,6 +232,37 @@ class Run:
         return recorded_code(self.folder / "code.json")
 
     @cached_property
+    def code_by_package(self) -> Mapping[str, str]:
+        """The hash of the code that ran, of ``goldfinch`` and of each package of the user's own."""
+        files = recorded_files(self.folder / "code.json")
+        packages: dict[str, dict[str, str]] = {}
+        for name, digest in files.items():
+            package = name.partition("/")[0].removesuffix(".py")
+            if package in CODE:
+                package = "goldfinch"
+            packages.setdefault(package, {})[name] = digest
+        if len(packages) < 2 or hash_of_files(files) != self.code:
+            return {"goldfinch": self.code}
+        return {package: hash_of_files(found) for package, found in packages.items()}
+
+    @cached_property
+    def changed_scoring(self) -> list[int]:
+        """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
+
+        Earlier versions let ``rounds.test_samples`` change on resume. Means over the rounds of such a run mix scores of
+        different images.
+        """
+        if not any(entry["event"] == "resume" for entry in self._kept_events):
+            return []
+        counts: dict[tuple[str, str], set[int]] = {}
+        for row in self.scores:
+            counts.setdefault((str(row["client"]), str(row["domain"])), set()).add(int(row["count"]))
+        for found in counts.values():
+            if len(found) > 1:
+                return sorted(found)
+        return []
+
+    @cached_property
     def round_scores(self) -> list[RoundScore]:
         """The metric per domain of every scored round, ascending."""
         accuracies = round_scores(self.scores, self._scorers("test"))
@@ -285,7 +328,7 @@ class Run:
                     return False
         return True
 
-    def by_metric(self, metric: str) -> Run:
+    def by_metric(self, metric: str) -> RunFolder:
         """Return the run with scores by another metric; its files are not read again."""
         found = replace(self, metric=metric)
         for name in (
@@ -375,14 +418,14 @@ class Run:
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
         """What the run has released, as in ``summary.json`` or so far; ``None`` without differential privacy."""
-        from server.run.accounting import LEDGER, Ledger, privacy_report, with_conditions
+        from server.run.accounting import LEDGER, ReleaseCounts, privacy_report, with_conditions
 
         if "privacy" in self.summary:
             return with_conditions(self.summary["privacy"])
         if not (self.folder / LEDGER).exists():
             return None
         samples = {client: int(entry["samples"]) for client, entry in self.registrations.items()}
-        return privacy_report(self.settings, Ledger(self.folder), samples)
+        return privacy_report(self.settings, ReleaseCounts(self.folder), samples)
 
     @property
     def domains(self) -> list[str]:
@@ -409,6 +452,7 @@ class Run:
     def class_names(self) -> list[str]:
         """The names of the classes; their numbers if the data set is not installed or has another number of classes."""
         try:
+            check_trusted({"data": self.config["data"]}, self.config_file)
             names = list(map(str, build(self.config["data"], "data").class_names))
         except (GoldfinchError, OSError, AttributeError):
             names = []
@@ -431,6 +475,7 @@ class Run:
         if "scored" in self.summary:
             return bool(self.summary["scored"] == "own model")
         try:
+            check_trusted({"method": self.config["method"]}, self.config_file)
             return bool(build(self.config["method"], "method").personal)
         except GoldfinchError:
             return False
@@ -459,7 +504,7 @@ class Run:
         """The run's settings as objects."""
         from common.settings import settings_of
 
-        return settings_of({**self.config, "output": str(self.folder)})
+        return settings_of({**self.trusted_config, "output": str(self.folder)})
 
     @property
     def method(self) -> Method:
@@ -622,7 +667,7 @@ def _selected(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tens
     return {name: tensors[name] for name in model.state_dict() if name in tensors}
 
 
-def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
+def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunFolder]:
     """Return the runs in and below ``folders``, each once.
 
     Args:
@@ -632,14 +677,14 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
     Raises:
         ConfigError: a folder does not exist, or holds no run; or its ``config.yaml`` cannot be read.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunFolder] = {}
     mark, kind = "events.jsonl", "run"
     if finished:
         mark, kind = "summary.json", "finished run"
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        runs = [Run(path.parent) for path in sorted(Path(text).rglob(mark))]
+        runs = [RunFolder(path.parent) for path in sorted(Path(text).rglob(mark))]
         runs = [run for run in runs if run.config_file.exists()]
         if not runs:
             if finished and any(Path(text).rglob("events.jsonl")):
@@ -653,7 +698,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[Run]:
     return [run for run in found.values() if run.config]
 
 
-def varying(runs: Sequence[Run]) -> list[str]:
+def varying(runs: Sequence[RunFolder]) -> list[str]:
     """Return the keys of the settings that differ between the runs, those with most values first, then by name."""
     keys: set[str] = set()
     for run in runs:
@@ -682,14 +727,20 @@ def brief(value: Any) -> str:
 
 def recorded_code(path: Path) -> str:
     """Return the hash of the code that ``code.json`` lists; ``unknown`` if it cannot be read."""
+    files = recorded_files(path)
+    if not files:
+        return "unknown"
+    return hash_of_files(files)
+
+
+def recorded_files(path: Path) -> dict[str, str]:
+    """Return the hash of each file of code that ``code.json`` lists; empty if it cannot be read."""
     try:
         content = dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
-        return "unknown"
+        return {}
     files: dict[str, str] = {}
     for name, digest in content.items():
         if str(name).endswith((".py", ".yaml")):
             files[str(name)] = str(digest)
-    if not files:
-        return "unknown"
-    return hash_of_files(files)
+    return files

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.metrics import PARTIAL
-from server.results.run import Run
+from server.results.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -46,42 +46,37 @@ class Value:
         return text
 
 
-def curve(runs: Sequence[Run], domains: Sequence[str] = ()) -> dict[int, Value]:
+def curve(runs: Sequence[RunFolder], domains: Sequence[str] = ()) -> dict[int, Value]:
     """Return mean accuracy by round over the seeds of one configuration.
 
-    A round in which a run did not score all of the domains is left out, since its mean would be over other domains.
+    A round in which a run did not score all of the domains is left out, since its mean would be over other domains. So
+    is a round that a run does not have, since its mean would be over other seeds.
 
     Args:
         runs: one run per seed.
         domains: the domains to average over; empty takes all domains of the run.
     """
     curves: list[dict[int, float]] = []
-    partial: set[int] = set()
     for run in runs:
-        points = {}
+        points: dict[int, float] = {}
         for score in run.round_scores:
             names = domains or [*score.accuracy, *score.missing]
             whole = score.accuracy.keys() - score.missing.keys()
             if whole.issuperset(names):
                 points[score.round] = statistics.fmean([score.accuracy[name] for name in names])
-            else:
-                partial.add(score.round)
         curves.append(points)
-    found = by_round(curves)
-    for number in partial:
-        found.pop(number, None)
-    return found
+    return by_round(curves)
 
 
 def by_round(curves: Sequence[Mapping[int, float]]) -> dict[int, Value]:
-    """Return the value of each round, ascending, over the curves that have the round."""
-    numbers: dict[int, list[float]] = {}
+    """Return the value of each round that all of the curves have, ascending."""
+    numbers: set[int] = set()
     for points in curves:
-        for number, value in points.items():
-            numbers.setdefault(number, []).append(value)
+        numbers.update(points)
     found: dict[int, Value] = {}
     for number in sorted(numbers):
-        mean = Value.of(numbers[number])
-        if mean is not None:
+        values = [points[number] for points in curves if number in points]
+        mean = Value.of(values)
+        if mean is not None and len(values) == len(curves):
             found[number] = mean
     return found

@@ -1,138 +1,72 @@
-"""Tables of runs: accuracy per domain, average and worst, mean and standard deviation over seeds."""
+"""``goldfinch table``: the scores of runs side by side, printed or in a file."""
 
+from __future__ import annotations
+
+import json
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from common.errors import ConfigError, nearest
-from common.metrics import METRICS, RULES
-from server.results.columns import domain_columns, mark_notes, score_columns, unseen_mark
-from server.results.groups import MANY_ROWS, Board, Group, best_run, cells, group_runs
+from common.errors import ConfigError, nearest, writing
+from common.metrics import METRICS
+from common.wire.messages import printable
+from server.results.classes import class_frame, class_sheet, required_class_tables
+from server.results.frames import NUMBERS, json_table, score_frame, score_sheet
+from server.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename
 from server.results.overrides import export_command
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
+from server.results.sheets import pandas_library
 
-OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
+if TYPE_CHECKING:
+    import pandas as pd
 
-
-def measure(board: Board) -> str:
-    """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
-    return board.groups[0].runs[0].measure.title
-
-
-def render(board: Board, rule: str) -> Table:
-    """Return the table for the terminal; the best value of each column is bold, see :func:`table_cells`."""
-    title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    notes = [*mark_notes(board.groups, rule), *board.notes()]
-    if has_own_models(board):
-        notes.insert(0, OWN_MODELS)
-    if notes:
-        table.caption, table.caption_justify = escape("\n".join(notes)), "left"
-    heads, texts = table_cells(board.groups, rule, "[bold]{}[/bold]")
-    table.add_column("method", no_wrap=True)
-    for head in [*heads, "MB"]:
-        table.add_column(escape(head), justify="right", no_wrap=True)
-    for group, row in zip(board.groups, texts, strict=True):
-        megabytes: list[float] = []
-        for run in group.runs:
-            sent = run.summary["bytes"]
-            megabytes.append((sent["up"] + sent["down"]) / 1e6)
-        table.add_row(escape(starred_label(group)), *row, f"{statistics.fmean(megabytes):.1f}")
-    return table
+FORMATS = ("rich", "md", "latex", "csv", "json")
+"""What ``goldfinch table --format`` takes. ``rich`` is the terminal's table."""
 
 
-def has_own_models(board: Board) -> bool:
-    """Return whether a row of the table is scored with clients' own models."""
-    return any(group.personal for group in board.groups)
-
-
-def starred_label(group: Group) -> str:
-    """Return a group's label; with a star if it is scored with clients' own models."""
-    return group.label + " *" * group.personal
-
-
-def markdown(board: Board, rule: str) -> str:
-    """Return the table in Markdown, with its metric and rule above and its notes below."""
-    heads, texts = table_cells(board.groups, rule, "**{}**")
-    lines = [
-        f"{board.title}: {measure(board)}, {RULES[rule].name}; mean ± standard deviation over seeds.",
-        "",
-        "| " + " | ".join(["method", "scored", *heads]) + " |",
-        "|---|---|" + "---:|" * len(heads),
-    ]
-    for group, row in zip(board.groups, texts, strict=True):
-        lines.append("| " + " | ".join([group.label, group.runs[0].summary["scored"], *row]) + " |")
-    if has_own_models(board):
-        lines += ["", "own model: " + OWN_MODELS.removeprefix("* ") + "."]
-    for note in mark_notes(board.groups, rule):
-        lines += ["", f"{note}."]
-    for note in [f"Code: {', '.join(board.codes)}.", *board.notes()]:
-        lines += ["", note]
-    return "\n".join(lines)
-
-
-def table_cells(
-    rows: Sequence[Group], rule: str, bold: str, *, spread: bool = False
-) -> tuple[list[str], list[list[str]]]:
-    """Return the heads of a table's columns after the first, and the texts of each row below them.
-
-    The columns are those of :func:`server.results.columns.score_columns`, rounds, and seeds.
-
-    Args:
-        rows: the table's rows.
-        rule: how runs are scored.
-        bold: a format for the best value of a column, such as ``**{}**``.
-        spread: whether the standard deviation between domains is a column.
-    """
-    columns = score_columns(rows, domain_columns(rows, rule), spread=spread)
-    values = cells(rows, list(columns), rule)
-    texts: list[list[str]] = []
-    for group, row in zip(rows, values, strict=True):
-        line: list[str] = []
-        for column, (value, best) in zip(columns, row, strict=True):
-            text = "-"
-            if best:
-                text = bold.format(value)
-            elif value is not None:
-                text = str(value)
-            mark = unseen_mark(rows, group, column.removeprefix("domain:"))
-            if mark:
-                text += f" {mark}"
-            line.append(text)
-        rounds = str(group.runs[0].summary["rounds"])
-        skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
-        if skipped:
-            rounds += f" ({skipped:g} skipped)"
-        texts.append([*line, rounds, ",".join(map(str, sorted(group.seeds)))])
-    return [*columns.values(), "rounds", "seeds"], texts
-
-
-def scored_boards(folders: Sequence[str], metric: str = "accuracy") -> list[Board]:
+def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequence[str] = ()) -> list[Board]:
     """Return the tables of the scored runs in and below ``folders``.
 
     Args:
         folders: run folders, or folders with runs below them.
         metric: the metric of the scores.
+        labels: other labels of rows; see :func:`server.results.groups.rename`.
 
     Raises:
-        ConfigError: no run was scored, or a run does not have the metric.
+        ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
-    runs = [replace(run, metric=metric) for run in find_runs(folders) if run.scored]
-    if not runs:
-        raise ConfigError(f"no run in {', '.join(folders)} was scored on test images, so there is nothing to show")
-    check_metric(metric, runs, "--metric")
-    return group_runs(runs)
+    return boards_of(find_runs(folders), metric, labels, option="--metric")
 
 
-def check_metric(metric: str, runs: Sequence[Run], option: str) -> None:
+def boards_of(
+    runs: Sequence[RunFolder], metric: str, labels: Sequence[str] = (), *, option: str = "metric"
+) -> list[Board]:
+    """Return the tables of the runs that were scored.
+
+    Args:
+        runs: the runs.
+        metric: the metric of the scores.
+        labels: other labels of rows; see :func:`server.results.groups.rename`.
+        option: how the user named the metric, for messages.
+
+    Raises:
+        ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
+    """
+    scored = [replace(run, metric=metric) for run in runs if run.scored]
+    if not scored:
+        folders = ", ".join([str(run.folder) for run in runs[:3]])
+        raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
+    check_metric(metric, scored, option)
+    boards = group_runs(scored)
+    groups = [group for board in boards for group in board.groups]
+    rename(groups, labels)
+    return boards
+
+
+def check_metric(metric: str, runs: Sequence[RunFolder], option: str) -> None:
     """Check that every run has a metric.
 
     Args:
@@ -152,21 +86,86 @@ def check_metric(metric: str, runs: Sequence[Run], option: str) -> None:
         _ = run.measure  # raises if the run lacks it
 
 
-def print_table(folders: Sequence[str], rule: str = "final", metric: str = "accuracy") -> None:
-    """Print the tables of the runs in and below ``folders``, one per data set, protocol and model.
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def show_table(
+    folders: Sequence[str],
+    rule: str = "final",
+    form: str = "rich",
+    output: Path | None = None,
+    metric: str = "accuracy",
+    labels: Sequence[str] = (),
+) -> None:
+    """Print the tables of the runs in and below ``folders``, one per data set, protocol and model, or write them.
+
+    Args:
+        folders: run folders, or folders with runs below them.
+        rule: how runs are scored, see :data:`common.metrics.RULES`.
+        form: one of :data:`FORMATS`.
+        output: the file; ``None`` prints.
+        metric: the metric of the scores.
+        labels: other labels of rows; see :func:`server.results.groups.rename`.
 
     Raises:
-        ConfigError: there is nothing to show.
+        ConfigError: there is nothing to show, or the file cannot be written.
     """
-    boards = scored_boards(folders, metric)
+    boards = scored_boards(folders, metric, labels)
+    if form != "rich" or output is not None:
+        _write(table_text(boards, rule, form), output)
+        return
     for board in boards:
-        print_whole(render(board, rule))
-        best = best_run(board.groups, rule)
-        if best is not None:
-            print(f"export the best model: {export_command(best)}\n")
+        score_sheet(board, rule).show()
+        run = exported_run(board.groups, rule)
+        if run is not None:
+            print(f"export its model: {export_command(run)}\n")
     if sum(len(board.groups) for board in boards) > MANY_ROWS:
         for folder in folders:
             print(smaller_tables(Path(folder), boards), end="")
+
+
+def table_text(boards: Sequence[Board], rule: str, form: str) -> str:
+    """Return the tables of ``boards`` in a format; a file has no colours, so ``rich`` is Markdown."""
+    pandas = pandas_library()
+    if form == "csv":
+        frames = [score_frame(board, rule)[list(NUMBERS)] for board in boards]
+        return csv_text(pandas.concat(frames))
+    if form == "json":
+        tables = [json_table(board, rule) for board in boards]
+        return json.dumps({"rule": rule, "tables": tables}, indent=2) + "\n"
+    texts: list[str] = []
+    for board in boards:
+        sheet = score_sheet(board, rule, spread=form == "latex")
+        if form != "latex":
+            sheet = replace(sheet, notes=[*sheet.notes, f"Code: {', '.join(board.codes)}."])
+        texts.append(sheet.written(form))
+    return "\n\n".join(texts) + "\n"
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV in which a spreadsheet finds no formula."""
+    safe = frame.copy()
+    for column in safe.columns:
+        safe[column] = safe[column].map(_printable)
+    return str(safe.to_csv(index=False, lineterminator="\n"))
+
+
+def _printable(value: Any) -> Any:
+    """Return a text without what a spreadsheet would run as a formula; a name may come from elsewhere."""
+    if isinstance(value, str):
+        return printable(value)
+    return value
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        print(text, end="")
+        return
+    from common.storage import write_text  # imports torch
+
+    with writing(output, "another --output"):
+        write_text(output, text)
+    print(f"wrote {output}")
 
 
 def smaller_tables(folder: Path, boards: Sequence[Board]) -> str:
@@ -192,7 +191,34 @@ def smaller_tables(folder: Path, boards: Sequence[Board]) -> str:
     return "".join(lines)
 
 
-def print_whole(table: Table) -> None:
-    """Print a table at its full width, so that no cell is cut; the terminal may wrap its lines."""
-    needed = Console(width=1000).measure(table).maximum
-    Console(width=max(Console().width, needed)).print(table)
+# ---- recall by class -------------------------------------------------------------------------------------------------
+
+
+def show_classes(folders: Sequence[str], rule: str, form: str, output: Path | None, labels: Sequence[str] = ()) -> None:
+    """Print the recall of each class by domain, a table for each row of the table of scores, or write it to a file.
+
+    Args:
+        folders: run folders, or folders with runs below them.
+        rule: how runs are scored; not ``last_n``.
+        form: one of :data:`FORMATS`.
+        output: the file; ``None`` prints.
+        labels: other labels of rows; see :func:`server.results.groups.rename`.
+
+    Raises:
+        ConfigError: there is nothing to show, or the file cannot be written.
+    """
+    tables = required_class_tables(scored_boards(folders, labels=labels), rule)
+    if form in ("csv", "json"):
+        frame = class_frame(tables)
+        text = csv_text(frame)
+        if form == "json":
+            records = json.loads(frame.to_json(orient="records"))
+            text = json.dumps({"rule": rule, "recalls": records}, indent=2) + "\n"
+        _write(text, output)
+        return
+    sheets = [class_sheet(table) for table in tables]
+    if form == "rich" and output is None:
+        for sheet in sheets:
+            sheet.show()
+        return
+    _write("\n\n".join([sheet.written(form) for sheet in sheets]) + "\n", output)

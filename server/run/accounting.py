@@ -25,7 +25,7 @@ DIGITS = 4
 """Decimals of a recorded epsilon. It is rounded up, so that it remains a bound and is never 0."""
 
 LEDGER = "privacy.json"
-"""The file of :class:`Ledger` in a run's folder."""
+"""The file of :class:`ReleaseCounts` in a run's folder."""
 
 RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """Statuses of replies that left the device."""
@@ -66,7 +66,7 @@ def check_accountant(settings: RunSettings) -> None:
 # ---- what was released -----------------------------------------------------------------------------------------------
 
 
-class Ledger:
+class ReleaseCounts:
     """The number of releases of each client, kept in ``privacy.json``; resuming a run never lowers it.
 
     A device counts its own releases for each run's id and reports the count with its reply. Requests since its last
@@ -190,7 +190,9 @@ def conditions(bare: Iterable[str], randomness: Iterable[str]) -> list[str]:
     return found
 
 
-def privacy_report(settings: RunSettings, ledger: Ledger | None, samples: Mapping[str, int]) -> dict[str, Any] | None:
+def privacy_report(
+    settings: RunSettings, ledger: ReleaseCounts | None, samples: Mapping[str, int]
+) -> dict[str, Any] | None:
     """Return the entry ``privacy`` of ``summary.json``; ``None`` without differential privacy.
 
     The epsilons are for this run alone; other runs on the same data add to them. ``None`` stands for infinity.
@@ -244,17 +246,17 @@ class PrivacyAccount:
 
     def __init__(self, settings: RunSettings, sent: Mapping[str, bool]) -> None:
         self.settings = settings
-        self.ledger: Ledger | None = None
+        self.ledger: ReleaseCounts | None = None
         if isinstance(settings.privacy, GaussianPrivacy):
-            self.ledger = Ledger(settings.output_folder, sent, new_run=not settings.resume)
+            self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume)
 
     def asked(self, run: str, clients: Iterable[str]) -> None:
-        """See :meth:`Ledger.asked`."""
+        """See :meth:`ReleaseCounts.asked`."""
         if self.ledger is not None:
             self.ledger.asked(run, clients)
 
     def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """See :meth:`Ledger.answered`."""
+        """See :meth:`ReleaseCounts.answered`."""
         if self.ledger is not None:
             self.ledger.answered(run, rows)
 
@@ -328,15 +330,15 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
     Args:
         runs: settings and folders; runs without differential privacy or without a release are left out.
     """
-    found: dict[str, list[tuple[GaussianPrivacy, Ledger]]] = {}
+    found: dict[str, list[tuple[GaussianPrivacy, ReleaseCounts]]] = {}
     for settings, folder in runs:
-        privacy, ledger = settings.privacy, Ledger(folder)
+        privacy, ledger = settings.privacy, ReleaseCounts(folder)
         if isinstance(privacy, GaussianPrivacy) and any(ledger.releases().values()):
             found.setdefault(settings.data.name, []).append((privacy, ledger))
     return {data: _total_report(spent) for data, spent in found.items()}
 
 
-def _total_report(spent: Sequence[tuple[GaussianPrivacy, Ledger]]) -> dict[str, Any]:
+def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dict[str, Any]:
     delta = 1.0
     unit = "client"
     history: list[tuple[list[float], int]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.confidence import ConfidenceCounts
 from common.errors import ConfigError
-from common.metrics import MEASURES, Measure, RoundScore
+from common.metrics import MEASURES, UNDEFINED, Measure, RoundScore
 from common.own_metric import values_of
 from server.run.schema import read_lines
 
@@ -138,7 +138,8 @@ def scores_by_values(
 ) -> list[RoundScore]:
     """Return the scores of the same rounds by a metric that was recorded as values.
 
-    A domain in which the metric is not defined counts as missing. A round in which it is defined nowhere is left out.
+    A domain in which the metric is not defined counts as missing, as :data:`common.metrics.UNDEFINED`. A round in which
+    it is defined nowhere is left out.
 
     Args:
         metric: the metric's name.
@@ -147,17 +148,15 @@ def scores_by_values(
         values: see :func:`recorded_values`.
     """
     found: list[RoundScore] = []
-    latest: dict[str, int] = {}
     for score in accuracies:
         numbers: dict[str, float] = {}
         missing = dict(score.missing)
         for domain in score.accuracy:
             value = values.get((score.round, domain), {}).get(metric)
             if value is None:
-                missing[domain] = latest.get(domain)
+                missing[domain] = UNDEFINED
                 continue
             numbers[domain] = value
-            latest[domain] = score.round
         if numbers:
             found.append(RoundScore(score.round, numbers, missing, measure.lower_is_better))
     return found

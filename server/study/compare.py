@@ -18,7 +18,7 @@ from rich.console import Console
 from common.choices import FOLDERS
 from common.errors import ConfigError, EngineError, libraries_of
 from common.storage import write_text
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import check_not_in_a_run, run_lock
 from server.study.ranking import Ranking, StudyRun, csv_text, notes, rank_methods, ranked_table
 from server.study.rules import Entrant, Rules, entrants_of
@@ -184,7 +184,7 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
     return found, ""
 
 
-def _line(study: TuningStudy, values: dict[str, float], seed: int, run: Run) -> StudyRun:
+def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolder) -> StudyRun:
     """Return the line of a final run."""
     summary = run.summary
     score = float(summary["average"])

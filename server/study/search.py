@@ -25,7 +25,7 @@ from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from server.engines.inline import InlineEngine
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import run_federation
 from server.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
 from server.trackers.events import Listener
@@ -306,7 +306,7 @@ def run_trial(study: TuningStudy, trial: Trial, values: Mapping[str, float]) -> 
     return scores.last
 
 
-def final_run(study: TuningStudy, values: Mapping[str, float], seed: int) -> Run:
+def final_run(study: TuningStudy, values: Mapping[str, float], seed: int) -> RunFolder:
     """Do a run with the values that a study chose and a seed of its own, scored on test images, and return it.
 
     A run that is finished is not done again, and one that was interrupted goes on.
@@ -317,7 +317,7 @@ def final_run(study: TuningStudy, values: Mapping[str, float], seed: int) -> Run
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={seed}")
     folder = study.folder / f"seed-{seed}"
     run_here(chosen, folder)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     if run.summary.get("missing"):
         raise EngineError(f"{folder}: the score is without {named_missing(run.summary['missing'])}")
     return run
@@ -354,9 +354,9 @@ def run_here(
     run_federation(settings, InlineEngine(settings), listeners, stop)
 
 
-def _same_run(settings: RunSettings) -> Run | None:
+def _same_run(settings: RunSettings) -> RunFolder | None:
     """Return the run in the output folder if it is of these settings and this code and has a checkpoint."""
-    run = Run(settings.output_folder)
+    run = RunFolder(settings.output_folder)
     try:
         same = run.code == settings.code and run.settings.identity == settings.identity
         if same and any((run.folder / "checkpoint").glob("*")):

@@ -29,7 +29,7 @@ from server.commands import doctor, running
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
 from server.commands.sweep import plan
-from server.results.run import Run
+from server.results.run import RunFolder
 
 TOP: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 
@@ -266,7 +266,7 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
         group, _, name = key.partition(".")
         recorded[group][name] = neutral
     (place / "config.yaml").write_text(yaml.safe_dump(recorded))
-    again = settings_of(changed_config(Run(place).config, []))
+    again = settings_of(changed_config(RunFolder(place).config, []))
     assert again.identity == whole["identity"]
     assert again.output_folder == place
     assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0
@@ -313,8 +313,8 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
         trained.append(settings.method.name)
 
     monkeypatch.setattr(demo_module, "run_on_ray", note)
-    monkeypatch.setattr(demo_module, "print_table", lambda folders: None)
-    monkeypatch.setattr(demo_module, "find_runs", lambda folders: [])
+    monkeypatch.setattr(demo_module, "show_table", lambda folders: None)
+    monkeypatch.setattr(demo_module, "show_predictions", lambda run, output: None)
     monkeypatch.setattr(demo_module, "report", lambda folders, path: path)
     assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]

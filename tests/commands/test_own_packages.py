@@ -25,7 +25,7 @@ from server.commands import sweep as sweep_module
 from server.commands.sweep import plan
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
-from server.results.run import Run
+from server.results.run import RunFolder
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 
@@ -122,7 +122,8 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert main(["run", "--quiet", *given, "method=qfair", "method.power=1", *TINY, f"output={place}"]) == 0
     assert json.loads((place / "summary.json").read_text())["method"] == "fair"
     forget("ownlib")  # another process
-    assert main(["table", str(place)]) == 1
+    assert main(["table", str(place)]) == 0, "a table needs no class"
+    assert main(["figure", "prototypes", str(place)]) == 1
     assert "--config-dir with the folder that names it" in capsys.readouterr().err
     own = "method._target_=ownlib.fair.QFair"
     assert main(["resume", str(place), "train.rounds=2", own, "--quiet"]) == 0
@@ -130,7 +131,7 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     forget("ownlib")
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
-    assert settings_of(changed_config(Run(place).config, [])).identity == Run(place).summary["identity"]
+    assert settings_of(changed_config(RunFolder(place).config, [])).identity == RunFolder(place).summary["identity"]
 
 
 def test_its_choices_are_listed_with_the_docstrings_of_their_classes(
@@ -255,6 +256,6 @@ def test_a_run_with_odd_domain_names_is_resumed(tmp_path: Path) -> None:
     counts = ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd)
     words += [ALLOCATION, f"protocol.counts={{{counts}}}", "protocol.fraction=1"]
     assert main(["run", "--quiet", *words]) == 0
-    assert settings_of(changed_config(Run(place).config, [])).protocol.counts == dict.fromkeys(odd, 1)
+    assert settings_of(changed_config(RunFolder(place).config, [])).protocol.counts == dict.fromkeys(odd, 1)
     assert main(["resume", str(place), "train.rounds=2", "--quiet"]) == 0
-    assert set(Run(place).summary["accuracy"]) == set(odd)
+    assert set(RunFolder(place).summary["accuracy"]) == set(odd)

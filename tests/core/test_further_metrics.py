@@ -36,7 +36,7 @@ from server.cli import main
 from server.commands.evaluate import measures
 from server.results.groups import group_runs
 from server.results.report.page import render
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 from server.run.schema import read_lines
 from server.trackers.scalars import scalars
 
@@ -305,7 +305,7 @@ def test_trackers_get_the_metrics_by_client_and_by_domain(tmp_path: Path) -> Non
 def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"train": {"rounds": 4}, "data": None}
     done = run(measured(tmp_path / "run", "protocol.validation=0.3", f"rounds.metric={metric}", **more))
-    scores = [score for score in Run(tmp_path / "run").validation_scores if score.round and not score.missing]
+    scores = [score for score in RunFolder(tmp_path / "run").validation_scores if score.round and not score.missing]
     assert len(scores) == 4
     averages = {score.round: score.average for score in scores}
     lower = metric != "class_f1"
@@ -528,7 +528,7 @@ def test_a_record_is_read_without_importing_the_metric(
     assert main(["table", str(folder), "--metric", "class_f1"]) == 0
     assert "F1 of one class" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="imported only if you name it"):
-        _ = Run(folder / "fedavg-0").settings
+        _ = RunFolder(folder / "fedavg-0").settings
 
 
 def test_a_metric_is_checked_alone() -> None:

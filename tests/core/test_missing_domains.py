@@ -15,11 +15,12 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
-from common.metrics import Coverage, RoundScore, best_round, named_missing, states, summarise
+from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, best_round, named_missing, states, summarise
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.run.history import round_scores
+from server.run.measures import scores_by_values
 from server.trackers.events import describe, plain_lines
 
 
@@ -308,6 +309,14 @@ def test_a_score_is_unmarked_if_and_only_if_its_rounds_scored_every_domain(
 
 def test_words_for_what_is_missing() -> None:
     assert named_missing({"a": 3, "b": None}) == "a (last scored in round 3), b (never scored)"
+
+
+def test_a_domain_that_does_not_define_a_metric_was_scored() -> None:
+    """Such as AUROC of a site whose test images are of one class."""
+    accuracies = [RoundScore(1, {"a": 1.0, "b": 1.0})]
+    (score,) = scores_by_values("auroc", Measure("AUROC"), accuracies, {(1, "a"): {"auroc": 9.0}})
+    assert score.missing == {"b": UNDEFINED}
+    assert "never" not in named_missing(score.missing)
     assert named_missing({}) == ""
 
 

@@ -21,8 +21,8 @@ from common.wire.messages import Answer, header_of
 from common.wire.payload import Payload
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
-from server.results.run import Run as Record
-from server.run.accounting import Ledger
+from server.results.run import RunFolder as Record
+from server.run.accounting import ReleaseCounts
 from server.run.engine import ENOUGH
 from server.trackers.events import describe
 from server.trackers.live import LiveView
@@ -138,7 +138,7 @@ def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_a_late_client_released_counts(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    ledger = ReleaseCounts(tmp_path)
     for row in (
         {"client": "a", "status": "late", "releases": ""},
         {"client": "a", "status": "trained", "releases": "1"},

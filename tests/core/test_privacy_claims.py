@@ -25,10 +25,10 @@ from common.wire.payload import Payload
 from server.commands.export import export
 from server.commands.sweep import Job, privacy_lines
 from server.results.report.page import write_report
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.accounting import (
     LEDGER,
-    Ledger,
+    ReleaseCounts,
     epsilon,
     privacy_report,
     report_line,
@@ -161,30 +161,30 @@ def row(client: str, status: str, releases: int = 0, randomness: str = "system")
 
 
 def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, {"prototypes": True})
+    ledger = ReleaseCounts(tmp_path, {"prototypes": True})
     ledger.asked("a", ["x", "y"])
     ledger.answered("a", [row("x", "trained", 4), row("y", "lost")])
     assert ledger.releases() == {"x": 4, "y": 1}
     ledger.asked("a", ["y"])
     ledger.answered("a", [row("y", "trained", 2)])
-    assert Ledger(tmp_path).releases() == {"x": 4, "y": 2}
+    assert ReleaseCounts(tmp_path).releases() == {"x": 4, "y": 2}
 
 
 def test_measurements_that_came_are_not_protected(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
     for seconds, unprotected in ((0.0, []), (0.25, ["measurements"])):
-        ledger = Ledger(tmp_path / str(seconds), {"prototypes": True, "weights": True})
+        ledger = ReleaseCounts(tmp_path / str(seconds), {"prototypes": True, "weights": True})
         ledger.answered("a", [{**row("x", "trained", 1), "seconds_train": seconds, "peak_bytes": ""}])
         report = privacy_report(settings, ledger, {"x": 25})
         assert report is not None
         assert report["unprotected"] == unprotected
         assert (report["epsilon"]["x"] is None) is bool(unprotected)
-        assert Ledger(tmp_path / str(seconds)).sent == ledger.sent
+        assert ReleaseCounts(tmp_path / str(seconds)).sent == ledger.sent
 
 
 def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
-    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger = ReleaseCounts(tmp_path, {"prototypes": True, "weights": True})
     ledger.answered("a", [row("x", "trained", 3)])
     report = privacy_report(settings, ledger, {"x": 25})
     assert report is not None
@@ -196,7 +196,7 @@ def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "unknown"])
 def test_noise_that_can_be_predicted_has_no_epsilon(randomness: str, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger = ReleaseCounts(tmp_path, {"prototypes": True, "weights": True})
     ledger.answered("a", [row("x", "trained", 1), row("y", "trained", 1, randomness)])
     report = privacy_report(private("fpl", tmp_path), ledger, {"x": 25, "y": 25})
     assert report is not None
@@ -206,7 +206,7 @@ def test_noise_that_can_be_predicted_has_no_epsilon(randomness: str, tmp_path: P
 
 def test_a_release_with_much_noise_has_an_epsilon_above_zero(tmp_path: Path) -> None:
     overrides = ("privacy.noise_multiplier=1e7", "privacy.update_noise_multiplier=1e7", "privacy.delta=0.9")
-    ledger = Ledger(tmp_path, {"prototypes": True, "weights": True})
+    ledger = ReleaseCounts(tmp_path, {"prototypes": True, "weights": True})
     ledger.answered("a", [row("x", "trained", 1)])
     report = privacy_report(private("fpl", tmp_path, *overrides), ledger, {"x": 25})
     assert report is not None
@@ -214,24 +214,24 @@ def test_a_release_with_much_noise_has_an_epsilon_above_zero(tmp_path: Path) -> 
 
 
 def test_a_device_that_failed_has_released_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    ledger = ReleaseCounts(tmp_path)
     ledger.asked("a", ["x"])
     ledger.answered("a", [row("x", "failed")])
     assert ledger.releases() == {"x": 0}
 
 
 def test_a_server_that_died_while_it_waited_counts_what_it_asked_for(tmp_path: Path) -> None:
-    Ledger(tmp_path).asked("a", ["x"])
-    assert Ledger(tmp_path).releases() == {"x": 1}
+    ReleaseCounts(tmp_path).asked("a", ["x"])
+    assert ReleaseCounts(tmp_path).releases() == {"x": 1}
 
 
 def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        ledger = Ledger(tmp_path)
+        ledger = ReleaseCounts(tmp_path)
         ledger.asked(name, ["x"])
         ledger.answered(name, [row("x", "trained", 1)])
-    assert Ledger(tmp_path).releases() == {"x": 2}
-    assert Ledger(tmp_path, new_run=True).releases() == {}
+    assert ReleaseCounts(tmp_path).releases() == {"x": 2}
+    assert ReleaseCounts(tmp_path, new_run=True).releases() == {}
     assert not (tmp_path / LEDGER).exists()
 
 
@@ -239,7 +239,7 @@ def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
 def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / LEDGER).write_text(content)
     with pytest.raises(CheckpointError, match="is not known"):
-        Ledger(tmp_path)
+        ReleaseCounts(tmp_path)
 
 
 def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_run_that_has_not_ended_reports_what_it_released_so_far(tmp_path: Path
     assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
     assert set(content["clients"]) == set(done.summary["clients"])
     (tmp_path / "summary.json").unlink()
-    assert Run(tmp_path).privacy == done.summary["privacy"]
+    assert RunFolder(tmp_path).privacy == done.summary["privacy"]
 
 
 def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:

@@ -28,7 +28,7 @@ from common.versions import code_files, package_versions
 from server.cli import main
 from server.engines.inline import InlineEngine
 from server.flower.submit import _following
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import History
@@ -41,7 +41,7 @@ def settings(folder: Path, rounds: int = 1, method: str = "fedavg", **more: Any)
 
 
 def events(folder: Path, name: str) -> list[Mapping[str, Any]]:
-    return [entry for entry in Run(folder).events if entry["event"] == name]
+    return [entry for entry in RunFolder(folder).events if entry["event"] == name]
 
 
 # ---- one writer a folder ---------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_of_two_runs_started_in_one_folder_the_second_is_refused(tmp_path: Path)
     assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
     with pytest.raises(ConfigError, match="already holds a run; add resume=true"):
         run_federation(second, InlineEngine(second))
-    assert Run.open(tmp_path).summary == summary
+    assert RunFolder.open(tmp_path).summary == summary
     assert run(settings(tmp_path, 2, resume=True)).summary["rounds"] == 2
 
 
@@ -69,7 +69,7 @@ def test_a_start_between_check_and_end_is_reported(tmp_path: Path) -> None:
 
     prepare_output(first)
     run_federation(first, InlineEngine(first), [start])
-    assert Run.open(tmp_path).summary["method"] == "fedavg"
+    assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
 
 
 def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     run(settings(tmp_path, resume=True))
     assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
-    assert Run.open(tmp_path).summary["method"] == "fedavg"
+    assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
 
 
 # ---- what it keeps and prints ----------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tmp_path: Path) -> None:
     run(settings(tmp_path, 2))
-    assert Run(tmp_path).status == "finished"
+    assert RunFolder(tmp_path).status == "finished"
 
     class Crash(BaseException):
         pass
 
     def crash(name: str, entry: Mapping[str, Any]) -> None:
-        assert Run(tmp_path).status == ("finished" if name == "registered" else "unfinished")
+        assert RunFolder(tmp_path).status == ("finished" if name == "registered" else "unfinished")
         if name == "round done":
             raise Crash
 
@@ -99,11 +99,11 @@ def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tm
     with pytest.raises(Crash):
         run_federation(again, InlineEngine(again), [crash])
     assert read_config(tmp_path / "config.yaml")["train"]["rounds"] == 4
-    assert Run(tmp_path).status == "unfinished"
+    assert RunFolder(tmp_path).status == "unfinished"
     with pytest.raises(ConfigError, match=r"no finished run"):
-        Run.open(tmp_path)
+        RunFolder.open(tmp_path)
     assert run(again).summary["rounds"] == 4
-    assert Run(tmp_path).status == "finished"
+    assert RunFolder(tmp_path).status == "finished"
 
 
 def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) ->
 
 def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
     run(settings(tmp_path, 2))
-    before = Run(tmp_path).round_scores[:2]  # the last one is scored again
+    before = RunFolder(tmp_path).round_scores[:2]  # the last one is scored again
     run(settings(tmp_path, 3, resume=True))
     (told,) = events(tmp_path, "resume")
     assert told["best"]["average"] == max(score.average for score in before)
@@ -180,7 +180,7 @@ def test_changed_data_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     for _ in range(2):  # it does not get used to them
         with pytest.raises(CheckpointError, match=r"other data of dark-0 \(content\): .*resume=anyway"):
             run(changed(tmp_path, resume=True))
-    assert Run.open(tmp_path).summary == finished
+    assert RunFolder.open(tmp_path).summary == finished
     assert [(tmp_path / name).read_bytes() for name in names] == before
     assert [entry["round"] for entry in events(tmp_path, "score")] == [0, 1]
     assert [entry["client"] for entry in events(tmp_path, "registration refused")] == ["dark-0"] * 2

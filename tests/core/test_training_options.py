@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.exchanges import local_exchange
 from support.runs import run
+from support.scored import all_groups
 from support.toy import composed, toy_settings
 from torch.nn import functional as F
 
@@ -21,8 +22,7 @@ from common.losses import balanced_weights, cross_entropy
 from common.run_config import ADDED_SETTINGS
 from common.settings import RunSettings, TrainSettings, load_settings
 from server.commands.sweep import Job
-from server.results.groups import all_groups
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.trackers.events import describe
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
@@ -179,7 +179,7 @@ def test_a_run_without_improvement_stops_with_a_message(method: str, scored_afte
     line = describe("stopped early", event, 9)
     assert f"stopped early after round {done} of 9" in line
     assert "train.patience" in line
-    stored = Run(tmp_path)
+    stored = RunFolder(tmp_path)
     assert (stored.status, stored.stopped_early) == ("finished", True)
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_improves_is_whole(tmp_path: Path) -> None:
 def test_seeds_that_stop_early_are_one_marked_row(tmp_path: Path) -> None:
     for seed in (0, 1):
         run(patient("fedavg", tmp_path / str(seed), seed=seed))
-    [group] = all_groups([Run(tmp_path / "0"), Run(tmp_path / "1")])
+    [group] = all_groups([RunFolder(tmp_path / "0"), RunFolder(tmp_path / "1")])
     assert group.seeds == [0, 1]
     assert group.label == f"fedavg (stopped early after round {', '.join(map(str, group.early_stops))})"
 

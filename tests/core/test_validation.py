@@ -27,7 +27,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main
 from server.engines.inline import InlineEngine
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from strategies.core.registry import Registry
 
@@ -141,7 +141,7 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
     assert device.register().samples == len(trained)
     assert sum(device.register().class_counts) == len(trained)
     assert device.register().validation == len(validated)
-    assert torch.equal(Run(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
+    assert torch.equal(RunFolder(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
 
 
 def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_every_client_scores_its_own_samples_in_the_same_exchange(method: str, t
     validated = done.summary["scores"]["validated"]
     assert done.summary["validation"] == {"round": chosen, "average": averages[rounds.index(chosen)], "missing": {}}
     assert (validated["round"], validated["validation"]) == (chosen, averages[rounds.index(chosen)])
-    by_round = {score.round: score.average for score in Run(done.folder).round_scores}
+    by_round = {score.round: score.average for score in RunFolder(done.folder).round_scores}
     assert validated["average"] == by_round[chosen]
     assert best(tmp_path).state.round == chosen
     plain = toy_settings(method, tmp_path / "plain", train={"rounds": 3})
@@ -355,7 +355,7 @@ def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_pat
     assert done.summary["validation"].get("metric", "accuracy") == metric
     assert done.summary["scores"]["validated"]["round"] == chosen
     assert best(tmp_path / "run").state.round == chosen
-    averages = {score.round: score.average for score in Run(tmp_path / "run").validation_scores if score.round}
+    averages = {score.round: score.average for score in RunFolder(tmp_path / "run").validation_scores if score.round}
     assert averages == pytest.approx(expected)
     assert (tmp_path / "run/validation_confusion.jsonl").exists() == (metric != "accuracy")
     if metric == "macro_f1":

@@ -26,7 +26,7 @@ from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
 from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
@@ -97,7 +97,7 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
     settings = load_settings(overrides)
     prepare_output(settings)
     run_on_ray(settings, [lambda name, _: events.append(name)])
-    assert_equal(Run.open(tmp_path / "run").summary, inline(method))
+    assert_equal(RunFolder.open(tmp_path / "run").summary, inline(method))
     assert events.count("round done") == 2
     assert "finish" in events
 
@@ -158,7 +158,7 @@ def test_a_deployment_gives_the_inline_state(
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
         assert len(list(sockets.rglob("*.sock"))) == 2
-    assert_equal(Run.open(tmp_path / "run").summary, inline(STATEFUL))
+    assert_equal(RunFolder.open(tmp_path / "run").summary, inline(STATEFUL))
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
     assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
     assert not left_running(tmp_path)
@@ -174,7 +174,7 @@ def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path)
             settings = load_settings(overrides)
             prepare_output(settings)
             deployment.run(settings)
-            assert_equal(Run.open(tmp_path / name).summary, inline("fpl"))
+            assert_equal(RunFolder.open(tmp_path / name).summary, inline("fpl"))
         (tmp_path / "empty").mkdir()
         missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
         overrides = chosen("fpl", tmp_path / "third", "engine=superlink", *missing)
@@ -199,7 +199,7 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
     }
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
-    found = Run.open(tmp_path / "run")
+    found = RunFolder.open(tmp_path / "run")
     private = found.summary["privacy"]
     assert private["randomness"] == ["system"]
     assert private["unprotected"] == []
@@ -285,7 +285,7 @@ def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
                 kill_node(deployment, "printed-0")
 
         deployment.run(settings, [kill])
-    record = Run.open(tmp_path / "run")
+    record = RunFolder.open(tmp_path / "run")
     assert record.summary["missing"] == {"printed": 0}
     assert list(record.summary["accuracy"]) == ["handwritten"]
     assert record.rules["last_n"]["missing"] == {"printed": 0}
@@ -327,7 +327,7 @@ def test_a_site_with_a_lost_data_folder_leaves_a_partial_score_and_the_reason(tm
                 shutil.rmtree(tmp_path / "printed")
 
         deployment.run(settings, [remove])
-    record = Run.open(tmp_path / "run")
+    record = RunFolder.open(tmp_path / "run")
     assert record.summary["missing"] == {"printed": 0}
     told = [entry for entry in record.events if entry["event"] == "score missing"]
     assert {(entry["client"], entry["domain"], entry["status"]) for entry in told} == {

@@ -22,23 +22,23 @@ from common.settings import load_settings
 from server.cli import main
 from server.commands.export import export
 from server.flower import submit
-from server.results.run import Run
+from server.results.run import RunFolder
 
 TINY = ["data=folder", "model=small", "method=fedavg", "data.image_size=16", "data.augmentation.mean=[0.5]"]
 TINY += ["data.augmentation.std=[0.25]", "train.rounds=1", "train.local_steps=1", "train.device=cpu"]
 
 
 def test_the_first_score_is_the_exported_model_s(
-    trained: Run, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: RunFolder, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*TINY, quoted_override("data.root", pictures), quoted_override("model.pretrained", exported)]
     same = f"data.classes=[{','.join(Toy().class_names)}]"
     assert main(["run", *words, same, quoted_override("output", tmp_path / "run")]) == 0
     assert f"starts from {exported}, with its classifier" in capsys.readouterr().out
-    assert Run(tmp_path / "run").round_scores[0].accuracy == trained.summary["accuracy"]
+    assert RunFolder(tmp_path / "run").round_scores[0].accuracy == trained.summary["accuracy"]
     assert main(["run", *words, quoted_override("output", tmp_path / "other")]) == 0  # by default, in order of names
     assert "with a new classifier, since the classes differ" in capsys.readouterr().out
-    assert Run(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
+    assert RunFolder(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
 
 
 def test_a_missing_model_is_an_error_before_anything_is_written(
@@ -76,7 +76,7 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(method: str, cla
     shared = shared_part(method, tmp_path)
     settings = toy_settings(method, tmp_path / "joined")
     names = settings.data.class_names
-    spec = Run(tmp_path / "run").settings.model
+    spec = RunFolder(tmp_path / "run").settings.model
     plain = spec.build(len(names), 16, 0, names).state_dict()
     started = replace(spec, pretrained=shared).build(len(names), 16, 0, names).state_dict()
     weights = read_export(shared)[1]

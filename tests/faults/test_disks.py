@@ -19,7 +19,7 @@ from common.settings import RunSettings
 from common.storage import ClientStore, Version
 from server.cli import main
 from server.engines.inline import InlineEngine
-from server.results.run import Run as FinishedRun
+from server.results.run import RunFolder as FinishedRun
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation, run_lock
 

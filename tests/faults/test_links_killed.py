@@ -18,7 +18,7 @@ from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, Store, one_node_per_client
 from server.engines.inline import InlineEngine
 from server.flower.processes import STOP_SECONDS
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]
@@ -121,7 +121,7 @@ def test_killed_servers_and_superlinks(tmp_path: Path) -> None:
             assert len(errors) == 1, "the run went on as if nothing had happened"
             assert "resume=true goes on" in errors[0]
             whole(deployment, output, "resume=true")
-            found = Run.open(output).summary
+            found = RunFolder.open(output).summary
             what = "server process" if victim == server else f"SuperLink, its server process gone in {orphaned:.1f} s"
             print(
                 f"\n{what}, killed in round {number}: told after {told:.1f} s: {errors[0].splitlines()[0]}", flush=True
@@ -172,6 +172,6 @@ def test_a_run_resumes_to_the_same_state_after_its_superlink_restarted(
         assert ("no longer knows run" in errors[0]) == (store == "memory")
         whole(deployment, output, "resume=true")
         assert [deployment.children[name].process.poll() for name in nodes] == [None, None]
-    found = Run.open(output).summary
+    found = RunFolder.open(output).summary
     assert found["state_sha256"] == expected["state_sha256"]
     assert found["scores"] == expected["scores"]

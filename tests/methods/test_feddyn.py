@@ -10,7 +10,7 @@ from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 from torch import nn
 
-from server.results.run import Run as Opened
+from server.results.run import RunFolder as Opened
 from strategies import feddyn
 from strategies.core.aggregation import Mean
 from strategies.feddyn import FedDyn

@@ -14,7 +14,7 @@ from common.prototypes import PrototypeSet
 from common.settings import load_settings
 from common.storage import GlobalState
 from server.engines.inline import InlineEngine
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "fpl_in_one_file.py"
@@ -36,7 +36,7 @@ def test_scores_and_tensors_are_those_of_goldfinch(one_file: ModuleType, tmp_pat
     settings = load_settings([*command_in_the_file(), f"output={tmp_path}"])
     prepare_output(settings)
     summary = run_federation(settings, InlineEngine(settings))
-    state = Run(tmp_path).checkpoint.state
+    state = RunFolder(tmp_path).checkpoint.state
 
     scores, weights, prototypes = one_file.run()
 
@@ -100,6 +100,6 @@ def test_the_state_has_the_same_hash(one_file: ModuleType, monkeypatch: pytest.M
     prepare_output(settings)
     summary = run_federation(settings, InlineEngine(settings))
     _, weights, found = one_file.run()
-    counts = Run(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
+    counts = RunFolder(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
     state = GlobalState(weights, PrototypeSet(found.vectors, found.labels, counts), round=1)
     assert state.sha256() == summary["state_sha256"]

@@ -19,7 +19,7 @@ from common.exports.model import load_model
 from common.models.base import ModelError
 from common.models.torchvision import NamedNetwork, Timm, Torchvision
 from server.commands.export import export
-from server.results.run import Run
+from server.results.run import RunFolder
 
 NAMES = {"mobilenet_v3_small": 32, "resnet18": 32, "vit_b_32": 32, "shufflenet_v2_x0_5": 32, "regnet_y_400mf": 32}
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the extra timm is not installed")
@@ -135,7 +135,7 @@ def test_a_run_is_exported_and_predicts_without_its_weights_file(tmp_path: Path)
     again = run(toy_settings("fpl", tmp_path / "b", overrides=overrides, train=train))
     assert first.sha256 == again.sha256
     export(tmp_path / "a", tmp_path / "model")
-    expected = Run(tmp_path / "a").inference()
+    expected = RunFolder(tmp_path / "a").inference()
     path.unlink()
     model = load_model(tmp_path / "model")
     assert str(path) not in (tmp_path / "model" / "model.json").read_text()

@@ -1,6 +1,7 @@
 """``import goldfinch``: a run, its records as DataFrames, comparisons, and what is imported when."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,9 +111,9 @@ def test_confusion_counts_are_those_of_the_score(trained: SimpleNamespace) -> No
     table = run.confusion("sketch")
     correct = sum(table.iloc[index, index] for index in range(len(table)))
     assert 100 * correct / table.to_numpy().sum() == pytest.approx(run.accuracy["sketch"])
-    with pytest.raises(ConfigError, match=r"'moon'.*domains: handwritten"):
+    with pytest.raises(ConfigError, match=r"'moon'.*round: handwritten"):
         run.confusion("moon")
-    with pytest.raises(ConfigError, match=r"round 9.*rounds of 'sketch': 0, 1, 2"):
+    with pytest.raises(ConfigError, match=r"round 9; rounds: 0, 1, 2"):
         run.confusion("sketch", 9)
 
 
@@ -168,21 +169,46 @@ def test_a_table_has_the_cells_of_the_printed_one(trained: SimpleNamespace) -> N
     assert r"\toprule" in table.to_latex()
 
 
-def test_partial_numbers_are_marked_and_no_numbers(trained: SimpleNamespace, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(trained.folder / "fedavg", tmp_path / "run")
-    path = tmp_path / "run" / "summary.json"
+def without_sketch(folder: Path, target: Path) -> gf.Run:
+    """A copy of a run whose last score lacks a domain that round 1 has."""
+    shutil.copytree(folder, target)
+    for path in (target / "history.csv", target / "confusion.jsonl"):
+        kept = []
+        for line in path.read_text().splitlines():
+            last = line.startswith(("2,", '{"round": 2,'))
+            if not (last and "sketch" in line):
+                kept.append(line)
+        path.write_text("\n".join(kept) + "\n")
+    path = target / "summary.json"
     summary = json.loads(path.read_text())
     for rule in summary["scores"].values():
         rule["missing"] = {"sketch": 1}
         rule["accuracy"].pop("sketch")
     path.write_text(json.dumps(summary))
-    runs = [gf.load_run(tmp_path / "run")]
-    table = gf.table(runs)
+    return gf.load_run(target)
+
+
+def test_a_partial_number_is_marked_or_nan_everywhere(trained: SimpleNamespace, tmp_path: Path) -> None:
+    run = without_sketch(trained.folder / "fedavg", tmp_path / "run")
+    runs = gf.load_runs(tmp_path)
+    table = runs.table()
     assert "†" in table.loc["fedavg", "average"]
-    assert pd.isna(gf.table(runs, values="mean").loc["fedavg", "average"])
     assert any("sketch" in note for note in table.attrs["notes"])
+    numbers = [run.average, run.worst, *run.scores.loc[2, ["average", "worst"]]]
+    numbers += [*run.metrics().loc["sketch"], *run.recall()["sketch"]]
+    numbers.append(runs.table(values="mean").loc["fedavg", "average"])
+    assert pd.isna(numbers).all()
+    assert "†" in repr(run)
+    assert run.metrics().drop("sketch").notna().all(axis=None)
+    assert run.metrics(1).notna().all(axis=None)
+
+
+def test_the_prototypes_of_a_run_are_those_of_its_rounds(trained: SimpleNamespace) -> None:
+    found = trained.fpl.prototypes()
+    assert list(found) == [1, 2]
+    assert found[2].labels.unique().tolist() == list(range(10))
+    assert len(found[2].vectors) == len(found[2].labels)
+    assert gf.load_run(trained.folder / "fedavg").prototypes() == {}
 
 
 def test_runs_under_other_conditions_are_in_tables_of_their_own(trained: SimpleNamespace, tmp_path: Path) -> None:

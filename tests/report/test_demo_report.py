@@ -33,7 +33,7 @@ def test_the_demonstration_ends_with_a_table_and_a_report(
     printed = capsys.readouterr().out
     assert "report.html" in printed
     assert "fedavg" in printed
-    assert re.search(r"export the best model: goldfinch export \S+/shown/(fedavg|fpl) --to models/\1", printed)
+    assert "best" not in printed, "one seed each does not tell the two apart"
     pictures = sorted((tmp_path / "shown" / "images").iterdir())
     assert [path.stem.partition("-")[0] for path in pictures] == ["handwritten", "printed", "signs"]
     assert all(re.search(rf"^{re.escape(str(path))}  \d  \d+\.\d%", printed, re.MULTILINE) for path in pictures)

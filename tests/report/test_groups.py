@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from support.runs import run
+from support.scored import all_groups
 from support.toy import toy_settings
 
 from server.commands.figure import named_groups
-from server.results.groups import Board, all_groups, group_runs
+from server.results.frames import score_sheet
+from server.results.groups import Board, group_runs
 from server.results.report.page import render as page_of
-from server.results.run import Run, find_runs
-from server.results.table import markdown, render
+from server.results.run import RunFolder, find_runs
+from server.results.table import table_text
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def test_table_report_and_figure_count_the_same_runs(seeds: Path) -> None:
     assert group.seeds == [0, 1]
     assert [run.folder.name for run in group.duplicates] == ["seed-0"]  # "copy" comes first by name
     average = str(group.value("average"))
-    assert average in markdown(board, "final")
+    assert average in table_text([board], "final", "md")
     page = page_of(group_runs(find_runs([str(seeds)], finished=False)))
     mean, _, deviation = average.partition(" ± ")
     assert f">{mean} <small>± {deviation}</small>" in page
@@ -68,8 +70,7 @@ def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None
     (board,) = boards_of(tmp_path)
     note = board.notes()[-1]
     assert note.startswith("fpl: a last batch of one sample joined the batch before it at bright-0, noisy-0, because")
-    assert note in " ".join(str(render(board, "final").caption).split())
-    assert note in markdown(board, "final")
+    assert note in score_sheet(board, "final").notes
 
 
 def test_a_plain_run_has_a_note_on_joined_batches_alone(seeds: Path) -> None:
@@ -84,8 +85,8 @@ def test_runs_of_other_code_are_other_rows_and_marked_everywhere(seeds: Path, tm
     (board,) = boards_of(tmp_path)
     assert [group.seeds for group in board.groups] == [[0], [1]]
     assert "code feedfeedfeedfeed" in board.groups[1].label
-    assert "different code" in str(render(board, "final").caption)
-    text = markdown(board, "final")
+    text = table_text([board], "final", "md")
+    assert "different code" in text
     assert board.groups[0].code in text
     assert "feedfeedfeedfeed" in text
     page = page_of(group_runs(find_runs([str(tmp_path)], finished=False)))
@@ -116,8 +117,7 @@ def test_other_differences_than_the_method_are_listed_under_every_table(tmp_path
     assert "rounds.outliers" in note
     assert "train.learning_rate" in note
     assert "temperature" not in note
-    assert note in str(render(board, "final").caption)
-    assert note in markdown(board, "final")
+    assert note in score_sheet(board, "final").notes
 
 
 def test_rows_that_differ_in_the_guard_have_different_labels(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, t
     content = json.loads((folder / "summary.json").read_text())
     recorded = content.pop("code")
     (folder / "summary.json").write_text(json.dumps(content))
-    assert Run(folder).code == recorded
+    assert RunFolder(folder).code == recorded
     (folder / "code.json").unlink()
-    assert Run(folder).code == "unknown"
+    assert RunFolder(folder).code == "unknown"
 
 
-def row(seed: int, partition: int | None) -> Run:
+def row(seed: int, partition: int | None) -> RunFolder:
     """A run that has nothing but what decides its row."""
     score = {"accuracy": {"a": 1.0}, "average": 1.0, "worst": 1.0, "spread": 0.0}
     summary = {
@@ -157,7 +157,7 @@ def row(seed: int, partition: int | None) -> Run:
         "state_sha256": f"{seed} {partition}",
         "scores": {"final": score},
     }
-    made = Run(Path(f"{seed}-{partition}"))
+    made = RunFolder(Path(f"{seed}-{partition}"))
     vars(made).update(
         options={"method._target_": "strategies.fpl.FPL", "protocol.partition_seed": partition},
         summary={**summary, "data": "toy", "protocol": "p", "model": "small", "seed": seed, "scored": "global model"},

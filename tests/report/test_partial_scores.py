@@ -22,13 +22,14 @@ from server.cli import main
 from server.commands.figure import bars_of
 from server.commands.sweep import plan
 from server.plots.figures import score as figure_score
-from server.results.columns import UNSEEN
-from server.results.groups import Board, Group, best_run, cells, footnotes, ranked
+from server.results.frames import partial_notes, score_frame, score_sheet
+from server.results.groups import Board, Group, leader, ranked
 from server.results.report.page import write_report
 from server.results.report.plots import accuracy_against_bytes, accuracy_bars
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import Value, curve
-from server.results.table import markdown, render
+from server.results.sheets import UNSEEN
+from server.results.table import table_text
 from server.study import search
 from server.study.rules import Rules, entrants_of
 from server.study.search import TuningStudy, finished_trials, state_of
@@ -61,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def group(label: str, *runs: Path) -> Group:
-    return Group(label, [Run(each) for each in runs])
+    return Group(label, [RunFolder(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -78,22 +79,19 @@ def test_a_mean_over_seeds_with_a_partial_score_is_marked(folders: Mapping[str, 
     assert dark.partial, "one seed of two"
     assert bright is not None
     assert not bright.partial
-    assert footnotes([mixed]) == [
+    assert partial_notes([mixed], "final") == [
         f"{PARTIAL} partial, not ranked: fedavg: seed 1: without dark (last scored in round 1)"
     ]
     whole = group("fedavg", folders["whole"])
-    assert footnotes([whole]) == []
+    assert partial_notes([whole], "final") == []
     assert str(whole.value("average")).replace(".", "").isdigit()
 
 
 def test_a_partial_score_is_never_the_best(folders: Mapping[str, Path]) -> None:
     partial, whole = group("partial", folders["partial"]), group("whole", folders["other"])
-    shown = cells([partial, whole], ["average", "worst", "domain:bright"], "final")
-    assert [best for _, best in shown[0]][:2] == [False, False]
-    assert [best for _, best in shown[1]][:2] == [True, True], "however high the other is"
+    assert not score_frame(board_of([partial, whole]), "final")["best"].any(), "however high the other is"
     assert ranked([partial, whole]) == [whole]
-    assert best_run([partial, whole]) is whole.runs[0]
-    assert best_run([partial]) is None
+    assert leader([partial, whole]) is None
 
 
 def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Path], tmp_path: Path) -> None:
@@ -118,11 +116,11 @@ def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
     for rule in summary["scores"].values():
         del rule["missing"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert Run(tmp_path).rules["final"]["missing"] == {"dark": 1}
+    assert RunFolder(tmp_path).rules["final"]["missing"] == {"dark": 1}
 
 
 def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> None:
-    whole, partial = Run(folders["whole"]), Run(folders["partial"])
+    whole, partial = RunFolder(folders["whole"]), RunFolder(folders["partial"])
     assert sorted(curve([whole])) == [0, 1, 2, 3]
     assert sorted(curve([partial])) == [0, 1]
     assert sorted(curve([whole, partial])) == [0, 1]
@@ -218,7 +216,7 @@ def board_of(groups: list[Group]) -> Board:
 
 def printed(groups: list[Group]) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=200).print(render(board_of(groups), "final"))
+    Console(file=stream, width=200).print(score_sheet(board_of(groups), "final").terminal())
     return stream.getvalue()
 
 
@@ -231,7 +229,7 @@ def test_tables_keep_the_column_of_a_domain_that_is_missing(folders: Mapping[str
     assert cells.count(PARTIAL) == 2, "average and worst"
     assert "-" in cells
     assert LACKS in text
-    lines = markdown(board_of([alone, group("fedprox", folders["other"])]), "final").splitlines()
+    lines = table_text([board_of([alone, group("fedprox", folders["other"])])], "final", "md").splitlines()
     row = next(line for line in lines if line.startswith("| fedavg"))
     assert "**" not in row.replace("| **", "| ", 1).partition(PARTIAL)[2]
     assert row.count(PARTIAL) == 2
@@ -245,7 +243,7 @@ def test_the_report_marks_a_partial_score_and_gives_it_no_rank(folders: Mapping[
     assert "<strong>FedAvg" not in page
     assert "<strong>FedProx" in page
     assert "THE FINAL SCORE IS PARTIAL" in page
-    assert "drawn only for rounds in which every run scored all its domains" in page
+    assert "only where every run scored all its domains" in page
     whole = write_report([str(folders["other"])], tmp_path / "whole.html").read_text()
     assert PARTIAL not in whole
 
@@ -256,11 +254,11 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     assert [each is None for each in rows["FedAvg"]["y"]] == [False, True, False, True, True]
     assert None not in rows["FedProx"]["y"]
     assert [row["method"] for row in accuracy_against_bytes(board, "final")["rows"]] == ["FedProx"]
-    partial = Run(folders["partial"])
+    partial = RunFolder(folders["partial"])
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")
     assert figure_score(partial, "final", "bright") > 0
-    drawn = bars_of([partial, Run(folders["other"])], "final")
+    drawn = bars_of([partial, RunFolder(folders["other"])], "final")
     (axes,) = drawn.axes
     title = " ".join(drawn.get_suptitle().split())
     assert "without dark (last scored in round 1)" in title
@@ -284,7 +282,7 @@ def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mapping[str, Path]) -> None:
-    record = Run(left_out["dark"])
+    record = RunFolder(left_out["dark"])
     assert record.summary["unseen"] == ["dark"]
     final = record.rules["final"]
     accuracy = final["accuracy"]
@@ -300,7 +298,7 @@ def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mappi
 
 def test_rows_that_leave_out_different_domains_mark_their_own(left_out: Mapping[str, Path], tmp_path: Path) -> None:
     rows = [group("dark", left_out["dark"]), group("noisy", left_out["noisy"])]
-    lines = markdown(board_of(rows), "final").splitlines()
+    lines = table_text([board_of(rows)], "final", "md").splitlines()
     heads = next(line for line in lines if line.startswith("| method")).split("|")
     assert not any("(unseen)" in head for head in heads)
     for name in ("dark", "noisy"):

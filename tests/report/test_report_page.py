@@ -24,7 +24,7 @@ from server.results.overrides import repeat_command
 from server.results.report import page as page_module
 from server.results.report.page import write_report
 from server.results.report.results import client_rows
-from server.results.run import Run, find_runs
+from server.results.run import RunFolder, find_runs
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     (tmp_path / "run" / "summary.json").unlink()
     with (tmp_path / "run" / "events.jsonl").open("a") as stream:
         stream.write('{"event": "rou')  # killed while writing
-    record = Run(tmp_path / "run")
+    record = RunFolder(tmp_path / "run")
     assert (record.status, record.rounds) == ("stopped", 2)
     page = write_report([str(tmp_path)]).read_text()
     assert "was stopped and can go on with resume=true" in page
@@ -86,7 +86,7 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
     last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
     events.write_text("\n".join([*kept, json.dumps(last)]))
     (tmp_path / "run" / "summary.json").unlink()
-    assert Run(tmp_path / "run").status == "failed"
+    assert RunFolder(tmp_path / "run").status == "failed"
     page = write_report([str(tmp_path)]).read_text()
     reason = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
     assert f'<p class="bad">{reason}</p>' in page
@@ -99,7 +99,7 @@ def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
     path = tmp_path / "run" / "activity.csv"
     path.write_text(path.read_text().replace(",trained,", ",scaled,", 2))
-    rows = client_rows(Run(tmp_path / "run"))
+    rows = client_rows(RunFolder(tmp_path / "run"))
     assert sum(row["scaled"] for row in rows) == 2
     assert [row["unused"] for row in rows] == [0] * len(rows)
     cells = re.search(
@@ -196,14 +196,25 @@ def test_text_of_a_client_stays_text(html: str) -> None:
     assert json.loads(data[1])[0]["groups"][: len(DOMAINS)] == list(DOMAINS)
 
 
-def test_the_best_of_each_column_is_bold(html: str, boards: Any) -> None:
+def test_no_figure_is_bold_where_rows_have_other_seeds(html: str) -> None:
     table = html[html.index('<table class="scores from1">') : html.index("</table>")]
-    groups = boards[0].groups
-    for column in ("average", "worst"):
-        best = max(group.value(column).mean for group in groups)
-        assert f"<strong>{best:.2f}</strong>" in table
-    lowest = min(group.value("spread").mean for group in groups)
-    assert f"<strong>{lowest:.2f}</strong>" in table
+    assert "<strong>" not in table
+    assert "best average" not in html
+
+
+def test_the_best_of_a_column_is_bold(tmp_path: Path, finished_runs: Path) -> None:
+    for method, shift in (("fedavg", 0.0), ("fpl", 100.0)):
+        for seed in (0, 1):
+            folder = tmp_path / f"{method}-{seed}"
+            shutil.copytree(finished_runs / folder.name, folder)
+            summary = json.loads((folder / "summary.json").read_text())
+            for score in summary["scores"].values():
+                score["average"] = shift + seed * (1 + shift / 1000)
+            (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report([str(tmp_path)]).read_text()
+    assert "<strong>100.55</strong>" in page
+    assert "<strong>0.50</strong>" not in page
+    assert f"goldfinch export {tmp_path}/fpl-0 --to models/fpl</pre>" in page
 
 
 def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any) -> None:
@@ -214,13 +225,6 @@ def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any)
     assert "BrokenError" in html
     assert "out of the ordinary" in html
     assert "goldfinch run" in html
-
-
-def test_the_page_ends_with_the_command_that_takes_the_best_model(html: str, boards: Any) -> None:
-    best = max(boards[0].groups, key=lambda group: group.value("average").mean)
-    chosen = max(best.runs, key=lambda run: run.rules["final"]["average"])
-    assert html.count("goldfinch export") == 1
-    assert f"goldfinch export {chosen.folder} --to models/{chosen.summary['method']}</pre>" in html
 
 
 def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: Path) -> None:

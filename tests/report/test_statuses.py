@@ -20,7 +20,7 @@ from server.cli import main
 from server.results.groups import group_runs
 from server.results.report.page import write_report
 from server.results.report.results import client_rows, event_rows
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import run_federation
 from server.run.history import answers
 from server.run.schema import read_lines, read_rows
@@ -77,7 +77,7 @@ def test_each_status_has_its_own_count_everywhere(
 
     summary = run_federation(settings, engine, [view, plain_lines(settings), track])
     others = {"scaled", "refused"} - {status}
-    done = Run.open(tmp_path / "run")
+    done = RunFolder.open(tmp_path / "run")
     mine = [row for row in done.activity if row["client"] == "dark-0" and row["round"] in ("2", "3")]
     assert [row["status"] for row in mine] == [status, status]
     assert all(REASONS[status] in row["reason"] for row in mine)
@@ -123,7 +123,7 @@ def test_a_plain_run_tells_nothing_of_them(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     for word in ("scaled", "left out", "refused", "bound", "counts less", "Replies"):
         assert word not in printed
-    assert Run.open(tmp_path / "run").answers == {"admitted": 8, **dict.fromkeys(COUNTED_STATUSES, 0)}
+    assert RunFolder.open(tmp_path / "run").answers == {"admitted": 8, **dict.fromkeys(COUNTED_STATUSES, 0)}
 
 
 @pytest.mark.parametrize("width", [44, 60, 80])
@@ -171,7 +171,7 @@ def test_records_of_earlier_versions_are_read_under_the_present_names(tmp_path: 
     folder = tmp_path / "run"
     run(toy_settings("fedavg", folder, train={"rounds": 3}))
     as_earlier(folder)
-    done = Run.open(folder)
+    done = RunFolder.open(folder)
     assert [row["status"] for row in done.activity if row["status"] not in ("trained", "scored")] == [
         *("scaled", "left out", "left out")
     ]
@@ -188,7 +188,7 @@ def test_records_of_earlier_versions_are_read_under_the_present_names(tmp_path: 
     assert '<th scope="col">left out</th>' in page
     assert "clipped" not in page
     (folder / "activity.csv").unlink()
-    assert Run.open(folder).answers["scaled"] == 3, "the summary alone cannot tell them apart"
+    assert RunFolder.open(folder).answers["scaled"] == 3, "the summary alone cannot tell them apart"
     longer = run(toy_settings("fedavg", folder, train={"rounds": 4}, resume=True))
     assert "clipped" not in (longer.folder / "events.jsonl").read_text()
 
@@ -201,7 +201,7 @@ def test_clients_that_count_less_are_in_summary_and_table(tmp_path: Path, capsys
     assert entry["registered"] == summary["clients"]["dark-0"]
     assert 0 < entry["counted"] < entry["registered"]
     assert entry["round"] == 1
-    (board,) = group_runs([Run.open(folder)])
+    (board,) = group_runs([RunFolder.open(folder)])
     (note,) = [note for note in board.notes() if note.startswith("Clients count")]
     assert note.startswith("Clients count for fewer samples than they registered (rounds.largest_client, rounds.larg")
     assert f"dark-0 as {entry['counted']} of {entry['registered']}" in note

@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from support.runs import run
 from support.scored import scored_run
 from support.toy import toy_settings
 
 from server.cli import main
+from server.results.frames import score_frame
 from server.results.groups import Board, group_runs
-from server.results.run import Run
-from server.results.table_files import latex, records, rendered_table
+from server.results.run import RunFolder, find_runs
+from server.results.table import table_text
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> Run:
+def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunFolder:
     return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
@@ -31,42 +34,54 @@ def board() -> Board:
     return found
 
 
-def test_latex_escapes_and_has_the_best_in_bold(board: Board) -> None:
-    text = latex(board, "final")
-    assert r"method & a\_1 & b & average & worst & spread & rounds & seeds \\" in text
+def test_latex_escapes_and_has_the_best_in_bold() -> None:
+    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="=fedavg"), entry(64.2, 1, method="=fedavg")]
+    text = table_text(group_runs(runs), "final", "latex")
+    assert r"method & a\_1 & b & average & worst & spread & rounds & seeds & MB \\" in text
     assert r"fpl & 51.00 $\pm$ 2.83 & 53.00 $\pm$ 2.83 & 52.00 $\pm$ 2.83 &" in text
-    assert r"\textbf{60.00 $\pm$ 0.00}" in text
+    assert r"\textbf{62.10 $\pm$ 2.97}" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
     assert text.count("{") == text.count("}")
 
 
-def test_records_have_numbers_and_how_many_seeds(board: Board) -> None:
-    rows = {(row["method"], row["column"]): row for row in records([board], "final")}
-    average = rows["fpl", "average"]
+def test_the_frame_has_numbers_and_how_many_seeds(board: Board) -> None:
+    rows = score_frame(board, "final").set_index(["method", "column"])
+    average = rows.loc[("fpl", "average")]
     assert (average["mean"], average["seeds"], average["partial"], average["best"]) == (52.0, 2, False, False)
     assert average["std"] == pytest.approx(8**0.5)
-    assert rows["=fedavg", "average"]["best"]
-    assert rows["fpl", "spread"]["mean"] == 1.0
+    assert rows.loc[("fpl", "spread"), "mean"] == 1.0
 
 
 def test_csv_holds_no_formula(board: Board) -> None:
-    rows = list(csv.DictReader(io.StringIO(rendered_table([board], "final", "csv"))))
+    rows = list(csv.DictReader(io.StringIO(table_text([board], "final", "csv"))))
     assert {row["method"] for row in rows} == {"fpl", "'=fedavg"}
     assert len(rows) == 2 * 5
 
 
 def test_partial_values_are_marked_in_every_format() -> None:
-    (board,) = group_runs([entry(50.0, missing=("b",)), entry(60.0, method="fedavg")])
-    assert r"$^\dagger$" in latex(board, "final")
-    assert "without b" in latex(board, "final")
-    partial = {row["column"]: row["partial"] for row in records([board], "final") if row["method"].startswith("fpl")}
-    assert partial["average"]
-    content = json.loads(rendered_table([board], "final", "json"))
-    (table,) = content["tables"]
+    boards = group_runs([entry(50.0, missing=("b",)), entry(60.0, method="fedavg")])
+    text = table_text(boards, "final", "latex")
+    assert r"$^\dagger$" in text
+    assert "without b" in text
+    (table,) = json.loads(table_text(boards, "final", "json"))["tables"]
     row = next(row for row in table["rows"] if row["method"].startswith("fpl"))
     assert row["scores"]["average"]["partial"]
     assert not row["scores"]["average"]["best"]
+    assert row["scores"]["b"]["mean"] is None
     assert any("without b" in note for note in table["notes"])
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "csv", "json"])
+def test_every_format_has_the_cells_of_the_frame(form: str, board: Board) -> None:
+    """One frame: no format has a number of its own."""
+    text = table_text([board], "final", form)
+    for cell in score_frame(board, "final").to_dict("records"):
+        if cell["column"] == "spread" and form == "md":
+            continue
+        shown = cell["text"].replace("±", r"$\pm$") if form == "latex" else cell["text"]
+        if form in ("csv", "json"):
+            shown = str(cell["mean"])
+        assert shown in text
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +105,7 @@ def test_the_suffix_is_the_format(name: str, begin: str, folder: Path, tmp_path:
 def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(folder), "--format", "json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
-    assert table["rows"][0]["state_sha256"] == [Run(folder / "run").state_sha256]
+    assert table["rows"][0]["state_sha256"] == [RunFolder(folder / "run").state_sha256]
 
 
 @pytest.mark.parametrize("words", [["--format", "xls"], ["--output", "t.xls"]], ids=["format", "suffix"])
@@ -101,3 +116,35 @@ def test_an_unknown_format_names_the_known_ones(
     assert main(["table", str(folder), *words]) == 1
     assert "--format xls: choices: csv, json, latex" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_row_has_the_name_that_the_user_gives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(folder), "--label", "fedavg=FedAvg (ours)", "--format", "latex"]) == 0
+    assert "FedAvg (ours) &" in capsys.readouterr().out
+
+
+def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(folder: Path, tmp_path: Path) -> None:
+    for name in ("fresh", "resumed"):
+        shutil.copytree(folder / "run", tmp_path / name)
+    place = tmp_path / "resumed"
+    config = yaml.safe_load((place / "config.yaml").read_text())
+    (place / "config.yaml").write_text(yaml.safe_dump({**config, "seed": 1}))
+    lines = (place / "history.csv").read_text().splitlines()
+    count = lines[0].split(",").index("count")
+    for number, line in enumerate(lines):
+        cells = line.split(",")
+        if cells[0] == "1":
+            cells[count] = "50"
+            lines[number] = ",".join(cells)
+    (place / "history.csv").write_text("\n".join(lines) + "\n")
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    assert len(board.groups) == 1, "without a resume, it is how the data are"
+    events = (place / "events.jsonl").read_text().splitlines()
+    started = next(line for line in events if '"start"' in line)
+    resumed_at = {**json.loads(started), "event": "resume", "round": 0}
+    (place / "events.jsonl").write_text("\n".join([started, json.dumps(resumed_at), *events[1:]]) + "\n")
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    fresh, resumed = board.groups
+    assert "and 50 images" in resumed.label
+    assert "scored on" not in fresh.label
+    assert any("50 test images" in note for note in board.notes())

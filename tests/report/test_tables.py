@@ -6,58 +6,101 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scored import scored_run
+from support.scored import all_groups, scored_run
 
 from common.errors import ConfigError
-from server.results.groups import all_groups, best_run, group_runs
+from common.metrics import RoundScore
+from server.commands.figure import curves_of
+from server.results.frames import OWN_MODELS, score_frame, score_sheet
+from server.results.groups import exported_run, group_runs, leader, rename
 from server.results.overrides import export_command
-from server.results.run import Run, find_runs
-from server.results.table import markdown, render, smaller_tables
+from server.results.run import RunFolder, find_runs
+from server.results.seeds import curve
+from server.results.sheets import UNSEEN
+from server.results.table import smaller_tables, table_text
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> Run:
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunFolder:
     return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
     (board,) = group_runs([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
     assert [(row.label, len(row.runs)) for row in board.groups] == [("fpl", 2), ("fedavg (seed 0)", 1)]
-    text = markdown(board, "final")
-    assert "| fpl | global model | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 |" in text
-    assert "| fedavg (seed 0) | global model | **59.00** | **61.00** | **60.00** | **59.00** | 2 | 0 |" in text
+    text = table_text([board], "final", "md")
+    assert "| fpl | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 | 0.0 |" in text
+    assert "| fedavg (seed 0) | 59.00 | 61.00 | 60.00 | 59.00 | 2 | 0 | 0.0 |" in text, "other seeds have no best"
 
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
+    runs = [
+        entry(average * (1 + seed / 50), seed, method)
+        for method, average in (("fpl", 50), ("fedavg", 60))
+        for seed in (0, 1)
+    ]
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
-    (board,) = group_runs([entry(50.0), entry(60.0, method="fedavg"), own])
-    text = markdown(board, "final")
-    assert "| fedbn | own model | 89.00 | 91.00 | 90.00 | 89.00 |" in text
-    assert "| fedavg | global model | **59.00** |" in text
-    assert "not ranked with rows of one shared model" in text
-    table = render(board, "final")
-    assert list(table.columns[0].cells) == ["fpl", "fedavg", "fedbn *"]
-    assert "[bold]" not in list(table.columns[1].cells)[2]
-    assert str(table.caption).startswith("* scored with each client's own model")
+    (board,) = group_runs([*runs, own])
+    sheet = score_sheet(board, "final")
+    assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
+    assert {number for number, _ in sheet.strong} == {1}
+    assert sheet.notes[0] == OWN_MODELS
     board.groups.pop()
-    assert render(board, "final").caption is None
+    assert OWN_MODELS not in score_sheet(board, "final").notes
 
 
-def test_the_best_row_s_first_seed_leaves() -> None:
-    own = entry(90.0, method="fedbn")
-    own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
-    runs = [entry(52.0), entry(58.0, 1, "fedavg"), entry(60.0, 0, "fedavg"), own]
-    best = best_run(all_groups(runs))
-    assert best is runs[2]
-    assert export_command(best) == "goldfinch export fedavg-0 --to models/fedavg"
-    assert best_run(all_groups([own])) is own  # where there is nothing else
-    unscored = entry(1.0)
-    unscored.summary["scores"] = {}  # type: ignore[index]
-    assert best_run(all_groups([unscored])) is None
+def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
+    """A run for each average, with seeds 0, 1, ..."""
+    return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        (seeds_of("fedavg", 50.0, 52.0, 51.5), "fpl"),
+        (seeds_of("fedavg", 59.0, 63.0, 59.0), None),
+        (seeds_of("fedavg", 50.0, 52.0), None),
+        ([*seeds_of("fedavg", 50.0, 52.0, 51.5), *seeds_of("moon", 59.0, 63.0, 59.0)], None),
+    ],
+    ids=["beyond the interval", "within the interval", "other seeds", "one of two within the interval"],
+)
+def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFolder], found: str | None) -> None:
+    groups = all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])
+    best = leader(groups)
+    assert (best.label if best else None) == found
+    assert exported_run(groups) is (best.runs[0] if best else None)
+
+
+@pytest.mark.parametrize(("key", "value"), [("code", "other"), ("rounds", 3)])
+def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: Any) -> None:
+    others = seeds_of("fedavg", 50.0, 52.0, 51.5)
+    for run in others:
+        run.summary[key] = value  # type: ignore[index]  # a plain dict here
+    assert leader(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
+
+
+def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
+    runs = seeds_of("fpl", 52.0, 58.0)
+    assert exported_run(all_groups(runs)) is runs[0]
+    assert export_command(runs[0]) == "goldfinch export fpl-0 --to models/fpl"
+    validated = seeds_of("fpl", 58.0, 52.0)
+    for run, validation in zip(validated, (40.0, 41.0), strict=True):
+        run.summary["scores"]["final"]["validation"] = validation
+    assert exported_run(all_groups(validated)) is validated[1]
+
+
+def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
+    groups = all_groups([*seeds_of("fpl", 50.0, 51.0), entry(1.0, **{"method.temperature": 2}), entry(2.0, 0, "moon")])
+    rename(groups, ["fpl=FPL (ours)", "moon=MOON"])
+    labels = [group.label for group in groups]
+    assert labels[0].startswith("FPL (ours), temperature=None")
+    assert labels[1].startswith("FPL (ours), temperature=2")
+    with pytest.raises(ConfigError, match="did you mean 'MOON'"):
+        rename(groups, ["MOOM=x"])
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
-    own = Run(tmp_path / "a run")
+    own = RunFolder(tmp_path / "a run")
     registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
     vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices
@@ -137,3 +180,57 @@ def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Pa
     assert text.splitlines()[0].endswith("holds runs of 2 folders. A table of one of them:")
     assert text.splitlines()[1:] == [f"  goldfinch table '{tmp_path / 'sweep one'}'   # 2 runs"]
     assert smaller_tables(tmp_path / "sweep one", boards) == "", "each of its folders holds one run"
+
+
+# ---- what is not one quantity is not shown as one --------------------------------------------------------------------
+
+
+def stopped(seed: int, rounds: int) -> RunFolder:
+    """A run of five planned rounds that ``train.patience`` ended, with a score of its seed in every round."""
+    run = entry(50.0 + seed, seed)
+    run.summary["rounds"] = rounds  # type: ignore[index]  # a plain dict here
+    if rounds < 5:
+        run.summary["stopped_early"] = {"rounds_planned": 5}  # type: ignore[index]
+    scores = [
+        RoundScore(number, {"a": 10.0 * seed + number, "b": 10.0 * seed + number}) for number in range(rounds + 1)
+    ]
+    vars(run)["round_scores"] = scores
+    return run
+
+
+def test_a_round_that_one_of_four_seeds_has_is_neither_drawn_nor_hidden() -> None:
+    runs = [stopped(seed, rounds) for seed, rounds in enumerate((5, 4, 4, 4))]
+    (board,) = group_runs(runs)
+    (group,) = board.groups
+    assert list(curve(group.runs)) == [0, 1, 2, 3, 4]
+    sheet = score_sheet(board, "final")
+    assert sheet.rows[0][list(sheet.heads).index("rounds")] == "4-5"
+    (drawn,) = curves_of(runs).axes[0].get_lines()
+    assert drawn.get_xdata().max() == 4
+    assert set(score_frame(board, "final")["rounds"]) == {"4-5"}
+
+
+def test_the_legend_explains_only_marks_that_a_cell_has() -> None:
+    unseen = entry(50.0)
+    unseen.summary["unseen"] = ["b"]  # type: ignore[index]  # a plain dict here
+    lost = scored_run(50.0, missing=("b",))
+    lost.summary["unseen"] = ["b"]  # type: ignore[index]
+    for first, marked in ((unseen, True), (lost, False)):
+        (board,) = group_runs([first, entry(60.0, method="fedavg")])
+        sheet = score_sheet(board, "final")
+        assert any(UNSEEN in cell for cell in sheet.rows[0]) == marked
+        assert any(note.startswith(UNSEEN) for note in sheet.notes) == marked
+
+
+def test_a_method_of_one_s_own_is_no_other_code_than_the_methods_beside_it() -> None:
+    ours = {"goldfinch": "a"}
+    mine = {**ours, "mymethod": "b"}
+    runs = [entry(50.0), entry(60.0, method="mymethod"), entry(60.0, method="other")]
+    for run, packages in zip(runs, (ours, mine, {"goldfinch": "c"}), strict=True):
+        vars(run).update(code_by_package=packages, code=str(packages))
+    (board,) = group_runs(runs[:2])
+    assert [group.label for group in board.groups] == ["fpl", "mymethod"]
+    assert not any("code" in note for note in board.notes())
+    (board,) = group_runs(runs)
+    assert "code" in board.groups[2].label
+    assert any("different code" in note for note in board.notes())

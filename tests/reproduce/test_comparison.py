@@ -12,7 +12,7 @@ import pytest
 from server.reproduction.comparison import Comparison, Line, agreement
 from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import Value, curve
 from server.run.history import SCORES
 
@@ -201,6 +201,6 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
         for number, domain, count, correct in rows:
             row = {"round": number, "domain": domain, "scored_on": "test"}
             writer.writerow(row | {"count": count, "correct": correct})
-    both, all_ = curve([Run(tmp_path)], ["a", "b"]), curve([Run(tmp_path)])
+    both, all_ = curve([RunFolder(tmp_path)], ["a", "b"]), curve([RunFolder(tmp_path)])
     assert both == {1: Value(75.0, None), 2: Value(60.0, None)}
     assert all_ == both

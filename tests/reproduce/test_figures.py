@@ -18,10 +18,10 @@ from common.errors import CheckpointError, ConfigError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from server.cli import main
-from server.commands.figure import bars_of, curves_of, names_of
+from server.commands.figure import bars_of, curves_of, named_groups
 from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
 from server.plots.prototypes import Panel, class_colours, draw_map, embed, prototype_figure, sent_figure
-from server.results.run import Run, find_runs, varying
+from server.results.run import RunFolder, find_runs, varying
 from server.results.seeds import Value
 from server.run.prototype_log import Page
 from tests.support.runs import run
@@ -37,6 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(toy_settings("fedavg", root / "fedavg"))
     run(toy_settings("single_set", root / "single"))
     return root
+
+
+def names_of(runs: Sequence[RunFolder]) -> list[str]:
+    """The label of each run's row."""
+    names = {run.folder: group.label for group in named_groups(runs) for run in group.runs}
+    return [names[run.folder] for run in runs]
 
 
 def header(path: Path) -> tuple[int, int]:
@@ -140,10 +146,10 @@ def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys
 
 
 def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
-    figure = curves_of([Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")])
+    figure = curves_of([RunFolder(folder / "fpl-0"), RunFolder(folder / "fpl-1"), RunFolder(folder / "fedavg")])
     drawn = {line.get_label(): line.get_xydata() for line in figure.axes[0].get_lines()}
     assert set(drawn) == {"fpl", "fedavg (seed 0)"}
-    last = [Run.open(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
+    last = [RunFolder.open(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
     assert drawn["fpl"][-1].tolist() == pytest.approx([2, sum(last) / 2])
     assert len(drawn["fpl"]) == 3  # before the first round, after each of the two
 
@@ -216,29 +222,29 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
 
 
 def test_labels_name_what_differs_between_runs_and_are_those_of_the_table(folder: Path, tmp_path: Path) -> None:
-    entries = [Run(folder / "fpl-0"), Run(folder / "fpl-1"), Run(folder / "fedavg")]
+    entries = [RunFolder(folder / "fpl-0"), RunFolder(folder / "fpl-1"), RunFolder(folder / "fedavg")]
     assert names_of(entries) == ["fpl", "fpl", "fedavg (seed 0)"]
     other = toy_settings("fpl", tmp_path / "runs" / "fpl-x" / "seed-0", hyper={"temperature": 0.5})
     run(other)
-    both = [Run(folder / "fpl-0"), Run(other.output_folder)]
+    both = [RunFolder(folder / "fpl-0"), RunFolder(other.output_folder)]
     assert names_of(both) == ["fpl, temperature=0.02", "fpl, temperature=0.5"]
     rows = [{"label": "FPL (warm)", "folders": {"0": str(other.output_folder)}}]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
-    assert names_of([Run(other.output_folder)]) == ["FPL (warm)"]
+    assert names_of([RunFolder(other.output_folder)]) == ["FPL (warm)"]
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def entry(average: float, seed: int = 0, **settings: Any) -> Run:
+def entry(average: float, seed: int = 0, **settings: Any) -> RunFolder:
     scores = {"final": {"accuracy": {"a": average, "b": average}, "average": average, "worst": average, "spread": 0.0}}
     summary = {"method": "fedpall", "data": "toy", "protocol": "p", "seed": seed, "scores": scores}
-    run = Run(Path("x"))
+    run = RunFolder(Path("x"))
     vars(run).update(options={"method.mu": 0.1, "method.delta": 0.1, **settings}, summary=summary)
     return run
 
 
-def grid_of(entries: Sequence[Run], **options: Any) -> np.ndarray:
+def grid_of(entries: Sequence[RunFolder], **options: Any) -> np.ndarray:
     figure = sensitivity(entries, **options)
     return np.asarray(figure.axes[0].get_images()[0].get_array())
 
@@ -278,11 +284,11 @@ def test_a_sweep_that_varies_in_more_is_refused() -> None:
 
 
 def test_bars_of_runs(folder: Path) -> None:
-    figure = bars_of([Run(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")], "final")
+    figure = bars_of([RunFolder(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")], "final")
     assert {"fpl", "fedavg (seed 0)", "average", *DOMAINS} <= set(texts(figure))
     heights = [patch.get_height() for patch in figure.axes[0].patches]
     assert len(heights) == 2 * (len(DOMAINS) + 1)
-    averages = [Run(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
+    averages = [RunFolder(folder / name).summary["average"] for name in ("fpl-0", "fpl-1")]
     assert heights[len(DOMAINS)] == pytest.approx(sum(averages) / 2)
 
 
@@ -318,7 +324,7 @@ def test_features_of_one_number_are_placed_on_a_line() -> None:
 
 
 def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
-    opened = Run.open(folder / "fpl-0")
+    opened = RunFolder.open(folder / "fpl-0")
     figure = prototype_figure(opened, per_domain=8)
     assert [axes.get_title() for axes in figure.axes] == [
         "round 1: class means that clients sent",
@@ -328,13 +334,13 @@ def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
     assert len(last.collections[-1].get_offsets()) >= CLASSES  # the stars
     drawn = [sum(len(part.get_offsets()) for part in axes.collections[:-1]) for axes in (first, last)]
     assert drawn == [len(opened.pages[0].uploaded), 8 * len(DOMAINS)]
-    alone = prototype_figure(Run.open(folder / "fedavg"), "pca", 8)
+    alone = prototype_figure(RunFolder.open(folder / "fedavg"), "pca", 8)
     assert [axes.get_title() for axes in alone.axes] == ["round 2: test features"]
     assert "% of the variance" in alone.get_suptitle()
 
 
 def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
-    run = Run(folder / "fpl-0")
+    run = RunFolder(folder / "fpl-0")
     figure = sent_figure(run)
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == [
@@ -344,13 +350,13 @@ def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
     for axes, page in zip(figure.axes, run.pages, strict=True):
         drawn = [len(part.get_offsets()) for part in axes.collections]
         assert (sum(drawn[:-1]), drawn[-1]) == (len(page.uploaded), len(page.prototypes))
-    assert rendered(figure) == rendered(sent_figure(Run(folder / "fpl-0")))
-    assert sent_figure(Run(folder / "fedavg")) is None
+    assert rendered(figure) == rendered(sent_figure(RunFolder(folder / "fpl-0")))
+    assert sent_figure(RunFolder(folder / "fedavg")) is None
 
 
 def test_a_single_vector_has_no_figure(folder: Path) -> None:
     one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
-    run = Run(folder / "fpl-0")
+    run = RunFolder(folder / "fpl-0")
     vars(run)["pages"] = [Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())]
     assert sent_figure(run) is None
 
@@ -363,7 +369,7 @@ def test_the_report_has_the_figure_of_runs_with_prototypes(folder: Path, tmp_pat
 
 
 def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> None:
-    opened = Run.open(folder / "single")
+    opened = RunFolder.open(folder / "single")
     first, second = opened.model_for("bright"), opened.model_for("dark")
     weights = [next(model.parameters()) for model in (first, second)]
     assert not torch.equal(*weights)
@@ -380,7 +386,7 @@ def test_models_that_stay_on_devices_are_read_from_their_state(folder: Path) -> 
 
 
 def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
-    opened = Run.open(folder / "fpl-0")
+    opened = RunFolder.open(folder / "fpl-0")
     for domain in opened.test_domains:
         split = opened.test_split(domain)
         _, logits = opened.features(opened.model(), split)
@@ -389,7 +395,7 @@ def test_the_opened_global_model_scores_as_the_run_did(folder: Path) -> None:
 
 
 def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:
-    opened = Run.open(folder / "fedavg")
+    opened = RunFolder.open(folder / "fedavg")
     chosen = opened.sample("bright", CLASSES)
     assert sorted(chosen.labels.tolist()) == list(range(CLASSES))
     assert chosen.images.equal(opened.sample("bright", CLASSES).images)
@@ -397,4 +403,4 @@ def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no finished run"):
-        Run.open(tmp_path)
+        RunFolder.open(tmp_path)

@@ -17,10 +17,10 @@ from common.errors import ConfigError
 from server.cli import main
 from server.commands import reproduce as command
 from server.commands import sweep
-from server.commands.reproduce import Request, compare, keep_records, plan, reproduce, request_of
+from server.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
 from server.commands.sweep import Job, execute
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
-from server.results.run import Run
+from server.results.run import RunFolder
 from tests.support.runs import run
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
@@ -68,15 +68,15 @@ def runs_in_this_process() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Request, Path, str]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReproductionRequest, Path, str]:
     folder = tmp_path_factory.mktemp("reproduced")
-    request = Request(demo_table(), "small", (), (0, 1), str(folder))
+    request = ReproductionRequest(demo_table(), "small", (), (0, 1), str(folder))
     console = quiet()
     path = reproduce(request, console)
     return request, path, output_of(console)
 
 
-def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[Request, Path, str]) -> None:
+def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, path, text = done
     assert "4 runs, 0 finished already" in text
     assert re.search(r"\[4/4, 0.0\s+s left\] FPL, seed 1: average \d+\.\d\d, worst \d+\.\d\d", text)
@@ -98,9 +98,9 @@ def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
     """The paper's rule is the mean of the last rounds: the console must not print the last round's average."""
     table = replace(demo_table(), rule="last_n")
     console = quiet()
-    path = reproduce(Request(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
+    path = reproduce(ReproductionRequest(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
     content = json.loads(path.with_suffix(".json").read_text())["rows"][0]
-    summary = Run.open(Path(content["folders"]["0"])).summary
+    summary = RunFolder.open(Path(content["folders"]["0"])).summary
     found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", output_of(console))
     assert found
     assert found[1] == f"{content['average']:.2f}" == f"{summary['scores']['last_n']['average']:.2f}"
@@ -109,11 +109,11 @@ def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
     assert "Test accuracy in %, mean of the last rounds;" in path.with_suffix(".md").read_text()
 
 
-def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path, str]) -> None:
+def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[ReproductionRequest, Path, str]) -> None:
     _, path, _ = done
     content = json.loads(path.with_suffix(".json").read_text())
     for row in content["rows"]:
-        scores = [Run.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
+        scores = [RunFolder.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
         assert len(scores) == 2
         mean = sum(score["average"] for score in scores) / 2
         assert row["average"] == pytest.approx(mean)
@@ -122,7 +122,7 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[Request, Path
         assert f"({gap:+.2f}) |" in path.with_suffix(".md").read_text()
 
 
-def test_records_are_kept_of_finished_runs_only(done: tuple[Request, Path, str], tmp_path: Path) -> None:
+def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest, Path, str], tmp_path: Path) -> None:
     """One seed finished of two: page, curves, summary and history; nothing of machines or places."""
     request, _, _ = done
     kept = replace(request, seeds=(0, 2), records=str(tmp_path / "kept"))
@@ -143,7 +143,7 @@ def test_records_are_kept_of_finished_runs_only(done: tuple[Request, Path, str],
     assert (tmp_path / "again" / "demo.md").read_text().startswith("# demo, scale=small")
 
 
-def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Request, Path, str]) -> None:
+def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     before = {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")}
     console = quiet()
@@ -154,7 +154,7 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Request, 
     assert [job.summary() is None for job in jobs] == [False, False, True]
 
 
-def test_another_setting_is_another_run(done: tuple[Request, Path, str]) -> None:
+def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     rows = request.table.rows[:1]
     (job,) = plan(request.table, rows, (0,), "small", request.folder)
@@ -165,7 +165,7 @@ def test_another_setting_is_another_run(done: tuple[Request, Path, str]) -> None
         assert other.summary() is None
 
 
-def test_rows_that_two_tables_share_are_one_run(done: tuple[Request, Path, str]) -> None:
+def test_rows_that_two_tables_share_are_one_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     twice = (PublishedRow("neither", ("method=fedavg",)), PublishedRow("again", ("method=fedavg",)))
     jobs = plan(demo_table(twice), twice, (0,), "small", request.folder)
@@ -176,9 +176,9 @@ def test_rows_that_two_tables_share_are_one_run(done: tuple[Request, Path, str])
 
 
 def test_an_interrupted_run_goes_on_to_the_same_state(
-    done: tuple[Request, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: tuple[ReproductionRequest, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(demo_table(), "small", ("fpl",), (0,), str(tmp_path))
+    request = ReproductionRequest(demo_table(), "small", ("fpl",), (0,), str(tmp_path))
 
     def interrupted(job: Job, **_: Any) -> tuple[Job, str]:
         run(job.settings, stop_after=1)
@@ -194,7 +194,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "1 runs, 0 finished already" in output_of(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
-    assert Run.open(mine.parent).summary["state_sha256"] == Run.open(twin).summary["state_sha256"]
+    assert RunFolder.open(mine.parent).summary["state_sha256"] == RunFolder.open(twin).summary["state_sha256"]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
         return (job, "the camera fell off") if job.label.startswith("FedAvg") else here(job)
 
     monkeypatch.setattr(sweep, "run_subprocess", failing)
-    request = Request(demo_table(), "small", (), (0,), str(tmp_path))
+    request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path))
     console = quiet()
     with pytest.raises(ConfigError, match="some runs failed") as caught:
         reproduce(request, console)
@@ -214,11 +214,11 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
 
 
 def test_a_mistake_in_any_row_stops_before_the_first_run(tmp_path: Path) -> None:
-    request = Request(demo_table(), "small", (), (0,), str(tmp_path), ("train.epoch=2",))
+    request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path), ("train.epoch=2",))
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         reproduce(request, quiet())
     assert not (tmp_path / "runs").exists()
-    superlink = Request(demo_table(), "small", (), (0,), str(tmp_path), ("engine=superlink",))
+    superlink = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path), ("engine=superlink",))
     with pytest.raises(ConfigError, match="inline or ray"):
         reproduce(superlink, quiet())
 
@@ -262,13 +262,13 @@ def test_a_stand_in_is_scored_under_its_own_name(tmp_path: Path) -> None:
     table = PublishedTable(
         "demo", "A Paper", "Table 1", "final", domains, Reduction(("tiny",), TINY, {"photos": "sketch"}), listed=(row,)
     )
-    request = Request(table, "small", (), (0,), str(tmp_path))
+    request = ReproductionRequest(table, "small", (), (0,), str(tmp_path))
     jobs = plan(table, table.rows, (0,), "small", tmp_path)
     execute(jobs, 1, quiet())
     command.write_pages(request, jobs, (0,), {})
     text = (tmp_path / "demo.md").read_text()
     assert "sketch (stands in for Photos)" in text
-    found = compare(request, jobs, (0,), {})
+    found = comparison_of(request, jobs, (0,), {})
     assert found.gap(found.lines[0], found.columns[3]) is None
     assert found.gap(found.lines[0], found.columns[0]) is not None
     assert re.search(r"\| FedAvg \| [^|]+\| [^|]+\| [^|]+\| 60.00 \| 75.00 \|", text)  # neither has a gap
@@ -280,7 +280,7 @@ def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
     table = PublishedTable(
         "demo", "A Paper", "Figure 1", "final", DOMAINS, Reduction(("tiny",), TINY), seeds=(0,), sweeps=(sweep,)
     )
-    request = Request(table, "small", (), (), str(tmp_path), ("train.rounds=1",))
+    request = ReproductionRequest(table, "small", (), (), str(tmp_path), ("train.rounds=1",))
     path = reproduce(request, quiet())
     assert (tmp_path / "demo-sweep-1.png").read_bytes().startswith(b"\x89PNG")
     assert "![tau, CPCL](demo-sweep-1.png)" in path.with_suffix(".md").read_text()
@@ -302,7 +302,7 @@ def test_a_measure_is_computed_once_and_shown_with_the_published_one(
         listed=(row,),
         measure="mutual_information",
     )
-    request = Request(table, "small", (), (0,), str(tmp_path), ("train.rounds=1",))
+    request = ReproductionRequest(table, "small", (), (0,), str(tmp_path), ("train.rounds=1",))
     text = reproduce(request, quiet()).with_suffix(".md").read_text()
     nats = json.loads((tmp_path / "demo.json").read_text())["rows"][0]["measured"][0]
     assert f"| **{nats:.2f}** |" in text

@@ -60,7 +60,7 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
         lines.append(Line(rows[label], folders, summaries))
     found = Comparison(table, "paper_net", tuple(lines), (0,))
     assert found.tolerance(found.columns) > 1e-3  # there is a history to count in
-    assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found)[1]
+    assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found).rows
 
 
 def test_the_text_on_fpl_on_the_paper_s_net_agrees_with_its_records() -> None:

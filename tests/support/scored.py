@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server.results.run import Run
+from server.results.groups import Group, group_runs
+from server.results.run import RunFolder
 
 
 def scored_run(
@@ -18,7 +19,7 @@ def scored_run(
     domains: tuple[str, str] = ("a", "b"),
     missing: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
-) -> Run:
+) -> RunFolder:
     """A run with this average over two domains that differ by two points, and a state of its own.
 
     Args:
@@ -45,7 +46,15 @@ def scored_run(
         "scores": {"final": score},
         "bytes": {"up": 1, "down": 1},
     }
-    run = Run(Path(f"{method}-{seed}"))
+    run = RunFolder(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
     vars(run).update(options=options, summary=summary, config={"seed": seed})
     return run
+
+
+def all_groups(runs: Sequence[RunFolder]) -> list[Group]:
+    """The rows of all tables of runs."""
+    found: list[Group] = []
+    for board in group_runs(runs):
+        found += board.groups
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from common.settings import load_settings
 from server.flower.processes import Processes, flower_environment, free_port, program, wait_healthy
 from server.flower.submit import submit
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.run.conduct import prepare_output
 
 SMALL = (
@@ -45,7 +45,7 @@ class Simulation:
         options: dict[str, object] = {"num-supernodes": 4, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
         options |= {key.replace("_", "-"): value for key, value in federation.items()}
         submit(settings, chosen, "simulation", flower_environment(self.folder / "home"), neutral, options, [])
-        return Run.open(output).summary
+        return RunFolder.open(output).summary
 
 
 @contextmanager

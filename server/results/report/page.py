@@ -13,12 +13,12 @@ from markupsafe import Markup
 from common.errors import writing
 from common.storage import write_text
 from common.versions import package_versions
-from server.results import columns, groups
+from server.results import groups
+from server.results.frames import measure
 from server.results.groups import Board, group_runs, run_name
 from server.results.overrides import export_command, repeat_command
 from server.results.report import plots, results
-from server.results.run import Run, find_runs
-from server.results.table import measure
+from server.results.run import RunFolder, find_runs
 from server.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -27,7 +27,7 @@ SCRIPTS = ("charts.js", "plots.js", "page.js")
 MAX_PICTURES = 6
 """Groups whose prototypes are shown."""
 
-Picture = Callable[[Run], bytes | None]
+Picture = Callable[[RunFolder], bytes | None]
 """Draws a run as PNG; ``None`` if there is nothing to draw."""
 
 
@@ -60,7 +60,7 @@ def render(boards: Sequence[Board], picture: Picture | None = None) -> str:
         drawn.append(plot)
         return Markup('<div data-plot="{}"></div>').format(len(drawn) - 1)
 
-    runs: list[tuple[str, Run]] = []
+    runs: list[tuple[str, RunFolder]] = []
     for board in boards:
         runs += board.named_runs
     policy = [
@@ -84,7 +84,7 @@ def render(boards: Sequence[Board], picture: Picture | None = None) -> str:
     if picture is not None:
         content["pictures"] = _pictures(boards, picture)
     page = templates(HERE)
-    page.globals.update(draw=draw, columns=columns, drawn=drawn, plots=plots, results=results, groups=groups)
+    page.globals.update(draw=draw, drawn=drawn, plots=plots, results=results, groups=groups)
     page.globals.update(measure=measure, repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 

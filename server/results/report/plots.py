@@ -18,7 +18,7 @@ from typing import Any
 
 from server.results.groups import Board, run_name
 from server.results.report.results import metric_boards, total_bytes
-from server.results.run import Run
+from server.results.run import RunFolder
 from server.results.seeds import by_round
 from server.run.history import mean_losses
 
@@ -72,7 +72,7 @@ def has_partial_rounds(boards: Sequence[Board]) -> bool:
     return False
 
 
-def _partial_rounds(run: Run) -> set[int]:
+def _partial_rounds(run: RunFolder) -> set[int]:
     return {score.round for score in run.round_scores if score.missing}
 
 
@@ -165,7 +165,7 @@ def _wide(kind: str, title: str, rows: list[Plot], board: Board) -> Plot:
 
 
 def _over_seeds(
-    board: Board, field: str, curves: Callable[[Run], Curves], form: Mapping[str, Any], **more: str
+    board: Board, field: str, curves: Callable[[RunFolder], Curves], form: Mapping[str, Any], **more: str
 ) -> list[Plot]:
     """Return a row for each group and each of the ``curves`` of its runs: mean and deviation over runs, by round."""
     rows = []
@@ -205,10 +205,10 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
+def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunFolder]]:
     """Return the runs that have confusion matrices in the page, with their names."""
     every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
-    found: list[tuple[str, Run]] = []
+    found: list[tuple[str, RunFolder]] = []
     for board in boards:
         for group in board.groups:
             for run in group.runs:
@@ -220,7 +220,7 @@ def _detailed(boards: Sequence[Board]) -> list[tuple[str, Run]]:
 # ---- a run's numbers by round ----------------------------------------------------------------------------------------
 
 
-def accuracy_curves(run: Run) -> Curves:
+def accuracy_curves(run: RunFolder) -> Curves:
     """Return the run's metric in per cent: average, worst domain, and each domain; a partial round has no average."""
     found: Curves = {AVERAGE: {}, WORST: {}}
     for name in run.domains:
@@ -234,7 +234,7 @@ def accuracy_curves(run: Run) -> Curves:
     return found
 
 
-def loss_curves(run: Run) -> Curves:
+def loss_curves(run: RunFolder) -> Curves:
     """Return test loss: average over domains, and each domain, averaged over the clients that scored it."""
     losses: dict[str, dict[int, list[float]]] = {}
     for row in run.scores:
@@ -250,7 +250,7 @@ def loss_curves(run: Run) -> Curves:
     return found
 
 
-def train_losses(run: Run) -> Curves:
+def train_losses(run: RunFolder) -> Curves:
     """Return each loss term's mean over clients, weighted by their samples."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
     for row in run.activity:
@@ -262,7 +262,7 @@ def train_losses(run: Run) -> Curves:
     return found
 
 
-def _round_bytes(run: Run) -> Curves:
+def _round_bytes(run: RunFolder) -> Curves:
     found: Curves = {"bytes down a round": {}, "bytes up a round": {}}
     for row in run.activity:
         number = int(row["round"])
@@ -273,7 +273,7 @@ def _round_bytes(run: Run) -> Curves:
     return found
 
 
-def _round_seconds(run: Run) -> Curves:
+def _round_seconds(run: RunFolder) -> Curves:
     seconds: Points = {}
     for entry in run.events:
         if entry["event"] == "round done":
@@ -281,7 +281,7 @@ def _round_seconds(run: Run) -> Curves:
     return {"seconds a round": seconds}
 
 
-def confusion_data(run: Run) -> dict[str, Any] | None:
+def confusion_data(run: RunFolder) -> dict[str, Any] | None:
     """Return the confusion counts of a run; ``None`` if none were kept.
 
     The counts of several clients that scored the same domain, each with its own model, are added up.

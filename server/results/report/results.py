@@ -5,17 +5,16 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
 from server.results.classes import ClassRow, ClassTable, class_tables
-from server.results.columns import cell_marks, score_columns
-from server.results.groups import Board, Group, cells, comparable, ranked
-from server.results.run import Run
-from server.results.seeds import Value
+from server.results.frames import score_frame, table_notes
+from server.results.groups import Board, Group, leader
+from server.results.run import RunFolder
 from server.run.accounting import largest_epsilon
 from server.trackers.events import describe
 
@@ -77,23 +76,21 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
 
 
 def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
-    """Return the best average and the best worst domain of comparable groups; empty if no group has a rank."""
-    groups: list[Group] = []
-    for board in boards:
-        groups += board.groups
-    figures = []
+    """Return the best average and the best worst domain of one table; empty where no row is the best."""
+    figures: list[tuple[str, str, str]] = []
+    if len(boards) != 1:
+        return figures
     for column, name in (("average", "best average"), ("worst", "best worst domain")):
-        best: tuple[float, str] | None = None
-        for group in comparable(ranked(groups)):
-            value = group.value(column)
-            if value is not None and (best is None or value.mean > best[0]):
-                best = (value.mean, group.label)
-        if best is not None:
-            figures.append((f"{best[0]:.1f} %", name, best[1]))
+        best = leader(boards[0].groups, column)
+        if best is None:
+            continue
+        value = best.value(column)
+        if value is not None:
+            figures.append((f"{value.mean:.1f} %", name, best.label))
     return figures
 
 
-def _wall_seconds(run: Run) -> float:
+def _wall_seconds(run: RunFolder) -> float:
     if not run.events:
         return 0.0
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
@@ -168,26 +165,18 @@ def _average_recall(row: ClassRow) -> float:
     return value.mean
 
 
-def score_heads(board: Board) -> list[str]:
-    """Return the heads of the columns of :func:`score_rows`."""
-    return list(score_columns(board.groups, board.domains, spread=True).values())
+def score_rows(board: Board, rule: str) -> list[tuple[Group, list[dict[str, Any]]]]:
+    """Return each group with its cells, the records of :func:`server.results.frames.score_frame`."""
+    frame = score_frame(board, rule)
+    found: list[tuple[Group, list[dict[str, Any]]]] = []
+    for group in board.groups:
+        found.append((group, frame[frame["method"] == group.label].to_dict("records")))
+    return found
 
 
-def score_rows(board: Board, rule: str) -> Iterator[tuple[Group, list[tuple[Value | None, bool]]]]:
-    """Return each group with its cells: the value over seeds, ``None`` without a score, and whether it is the best.
-
-    The columns are those of :func:`server.results.columns.score_columns`. The best spread is the smallest.
-    Rows that are scored on clients' own models are not ranked with those of one shared model. Partial scores have no
-    rank.
-    """
-    columns = list(score_columns(board.groups, board.domains, spread=True))
-    return zip(board.groups, cells(board.groups, columns, rule), strict=True)
-
-
-def score_marks(board: Board, group: Group, rule: str) -> list[str]:
-    """Return the marks of a group's cells: partial, or on a domain that it has not trained on; most are empty."""
-    columns = list(score_columns(board.groups, board.domains, spread=True))
-    return cell_marks(board.groups, group, columns, rule)
+def score_notes(board: Board, rule: str) -> list[str]:
+    """Return the notes below a table of scores."""
+    return table_notes(board, score_frame(board, rule), rule)
 
 
 def partial_groups(board: Board) -> list[tuple[str, str]]:
@@ -200,7 +189,7 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
     return found
 
 
-def client_rows(run: Run) -> list[dict[str, Any]]:
+def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
     ``trained`` counts the exchanges in which the client trained and its update was used; each of
@@ -249,7 +238,7 @@ def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
-def cost(run: Run) -> dict[str, dict[str, float]]:
+def cost(run: RunFolder) -> dict[str, dict[str, float]]:
     """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
     sent = {"down": _total(run, "bytes_down")}
     header = _total(run, "bytes_up")
@@ -263,12 +252,12 @@ def cost(run: Run) -> dict[str, dict[str, float]]:
     return {"bytes": sent, "seconds": seconds}
 
 
-def _total(run: Run, column: str) -> float:
+def _total(run: RunFolder, column: str) -> float:
     """Return the sum of a column of ``activity.csv``."""
     return sum(float(row.get(column) or 0) for row in run.activity)
 
 
-def total_bytes(run: Run) -> float:
+def total_bytes(run: RunFolder) -> float:
     """Return the bytes of a run's messages, both ways."""
     return sum(cost(run)["bytes"].values())
 
@@ -285,7 +274,7 @@ def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def event_rows(run: Run) -> list[dict[str, str | bool]]:
+def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
     """Return the events that do not occur in every round.
 
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
@@ -309,7 +298,7 @@ def event_rows(run: Run) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: Run) -> str:
+def headline(run: RunFolder) -> str:
     """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
     trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -337,7 +326,7 @@ def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
+def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
     found: dict[str, set[str]] = {}
     for run in runs:
@@ -346,7 +335,7 @@ def versions(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: sorted(numbers) for name, numbers in found.items()}
 
 
-def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
     found: dict[tuple[str, str], None] = {}
     for run in runs:
@@ -354,7 +343,7 @@ def splits(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return list(found)
 
 
-def privacy_rows(runs: Sequence[tuple[str, Run]]) -> list[dict[str, str]]:
+def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
     """Return what each private run protects and has released.
 
     Args:

@@ -1,0 +1,286 @@
+"""The frame of a table: a pandas DataFrame with one record for each row of runs and each column of scores.
+
+Runs become groups (:mod:`server.results.groups`), groups become cells here, and every format shows these cells: the
+terminal, Markdown, LaTeX, CSV, JSON, the report and the Python interface.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.metrics import PARTIAL, RULES
+from server.results.groups import Board, Group, leader
+from server.results.seeds import Value
+from server.results.sheets import UNSEEN, Sheet, pandas_library
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
+
+BEST = "Bold: the best; the 95 % interval of its paired difference over seeds from every other row excludes 0"
+
+OVER_SEEDS = "mean ± standard deviation over seeds"
+
+NUMBERS = ("table", "method", "column", "metric", "mean", "std", "partial", "seeds", "best", "rounds")
+"""Columns of :func:`score_frame` that CSV and JSON hold."""
+
+Values = Literal["text", "mean", "std"]
+
+
+def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) -> pd.DataFrame:
+    """Return rows of a CSV file as a DataFrame.
+
+    Args:
+        rows: the rows, all values texts.
+        numbers: columns that hold numbers, besides those that begin with ``seconds`` or ``bytes``; an empty text
+            becomes NaN.
+    """
+    pandas = pandas_library()
+    table = pandas.DataFrame(list(rows))
+    for column in table.columns:
+        if column in numbers or column.startswith(("seconds", "bytes")):
+            table[column] = pandas.to_numeric(table[column])
+    return table
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def domain_columns(groups: Sequence[Group], rule: str) -> list[str]:
+    """Return the domains of the groups' scores in the order they appear; those that no group scored come last."""
+    scored: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            if rule in run.rules:
+                scored |= dict.fromkeys(run.rules[rule]["accuracy"])
+                missing |= dict.fromkeys(run.rules[rule]["missing"])
+    return list(scored | missing)
+
+
+def domain_heads(groups: Sequence[Group], domains: Sequence[str]) -> list[str]:
+    """Return the heads of the domains' columns; a domain that no group trained on is marked ``(unseen)``."""
+    heads = []
+    for name in domains:
+        head = name
+        if all(name in group.unseen for group in groups):
+            head = f"{name} (unseen)"
+        heads.append(head)
+    return heads
+
+
+def summary_columns(groups: Sequence[Group]) -> list[str]:
+    """Return the columns after the domains.
+
+    Runs with unseen domains have an average over the domains that clients trained on, and one over the others. Runs
+    with validation samples have the average on these.
+    """
+    keys: set[str] = set()
+    for group in groups:
+        for run in group.runs:
+            for score in run.rules.values():
+                keys.update(score)
+    found = ["average", "worst", "spread"]
+    if "unseen_average" in keys:
+        found += ["seen_average", "unseen_average"]
+    if "validation" in keys:
+        found.append("validation")
+    return found
+
+
+# ---- the frame -------------------------------------------------------------------------------------------------------
+
+
+def score_frame(board: Board, rule: str) -> pd.DataFrame:
+    """Return the cells of a table: one record for each row, and in it for each column of scores.
+
+    - ``table``, ``method``, ``column``, ``metric``: what the number is, and ``head``, the column's printed head;
+    - ``mean``, ``std``: in the metric's unit; NaN without a score, and for the deviation of one seed;
+    - ``partial``: whether a score lacks domains of its run, or a run lacks the score;
+    - ``seeds``: the number of runs with the score; ``rounds``: those of the row; ``key``: the column's name in a group;
+    - ``best``: see :func:`server.results.groups.leader`;
+    - ``mark``, ``text``: the marks behind the number, and both as printed; ``digits`` are those after the point.
+    """
+    groups = board.groups
+    domains = domain_columns(groups, rule)
+    heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(groups, domains), strict=True)}
+    for column in summary_columns(groups):
+        heads[column] = column.removesuffix("_average")
+    leaders = {column: leader(groups, column, rule) for column in heads}
+    records: list[dict[str, Any]] = []
+    for group in groups:
+        for column, head in heads.items():
+            value = group.value(column, rule)
+            record: dict[str, Any] = {"table": board.title, "method": group.label}
+            record |= {"column": column.removeprefix("domain:").removesuffix("_average"), "head": head}
+            record |= {"metric": group.runs[0].metric, "seeds": len(group.values(column, rule)), "key": column}
+            record |= {"rounds": group.rounds_shown, "best": group is leaders[column]}
+            records.append(record | _cell(value, unseen_mark(groups, group, column)))
+    return pandas_library().DataFrame(records).astype({"mean": float, "std": float})
+
+
+def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
+    """Return the entries of a cell that are its value's."""
+    if value is None:
+        return {"mean": None, "std": None, "partial": True, "mark": "", "text": "-", "digits": 2}
+    mark = PARTIAL * value.partial + unseen
+    text = str(value)
+    if unseen:
+        text += f" {unseen}"
+    found = {"mean": value.mean, "std": value.deviation, "partial": value.partial}
+    return {**found, "mark": mark, "text": text, "digits": value.digits}
+
+
+def unseen_mark(groups: Sequence[Group], group: Group, column: str) -> str:
+    """Return the mark of a group that has not trained on a column's domain where another has; empty otherwise."""
+    domain = column.removeprefix("domain:")
+    if domain == column or domain not in group.unseen:
+        return ""
+    if all(domain in other.unseen for other in groups):
+        return ""
+    return UNSEEN
+
+
+def partial_notes(groups: Sequence[Group], rule: str) -> list[str]:
+    """Return one line for each group with a partial score: what it lacks, and since when."""
+    lines: list[str] = []
+    for group in groups:
+        missing = group.missing(rule)
+        if missing:
+            lines.append(f"{PARTIAL} partial, not ranked: {group.label}: {'; '.join(missing)}")
+    return lines
+
+
+def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
+    """Return the notes below a table: what is partial, what the marks in its cells mean, and what rows differ in."""
+    lines = partial_notes(board.groups, rule)
+    if frame["mark"].str.contains(UNSEEN).any():
+        lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
+    if frame["best"].any():
+        lines.append(BEST)
+    return [*lines, *board.notes()]
+
+
+def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame:
+    """Return a table as it is printed: a row for each group, a column for each domain and summary.
+
+    Args:
+        board: the table.
+        rule: how runs are scored.
+        values: ``text`` gives the printed cells; ``mean`` and ``std`` give numbers, NaN for a partial score.
+    """
+    frame = score_frame(board, rule)
+    if values != "text":
+        frame.loc[frame["partial"], values] = float("nan")
+    heads = dict(zip(frame["key"], frame["head"], strict=True))
+    found = frame.pivot(index="method", columns="key", values=values)
+    found = found.loc[[group.label for group in board.groups], list(heads)]
+    return found.rename(columns=heads).rename_axis(columns=None)
+
+
+def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> pd.DataFrame:
+    """Return the tables of :func:`wide_frame` as one, with rounds and seeds, and with the notes in ``attrs``.
+
+    Args:
+        boards: the tables; if there are several, the first level of the index names them.
+        rule: how runs are scored.
+        values: see :func:`wide_frame`.
+    """
+    tables: dict[str, pd.DataFrame] = {}
+    notes: list[str] = []
+    for board in boards:
+        table = wide_frame(board, rule, values).drop(columns="spread")
+        table["rounds"] = [group.rounds_shown for group in board.groups]
+        table["seeds"] = [", ".join(map(str, group.seeds)) for group in board.groups]
+        tables[board.title] = table
+        own_models = [group.label for group in board.groups if group.personal]
+        if own_models:
+            notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
+        for note in table_notes(board, score_frame(board, rule), rule):
+            if note not in notes:
+                notes.append(note)
+    found = pandas_library().concat(tables, names=["table", "method"])
+    if len(boards) == 1:
+        found = found.droplevel("table")
+    found.attrs["notes"] = notes
+    found.attrs["rule"] = rule
+    return found
+
+
+# ---- as texts --------------------------------------------------------------------------------------------------------
+
+
+def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
+    """Return a table with its rounds, seeds and megabytes, and with its notes.
+
+    Args:
+        board: the table.
+        rule: how runs are scored.
+        spread: whether the standard deviation between domains is a column.
+    """
+    frame = score_frame(board, rule)
+    if not spread:
+        frame = frame[frame["key"] != "spread"]
+    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), "rounds", "seeds", "MB"]
+    rows: list[list[str]] = []
+    strong: set[tuple[int, int]] = set()
+    for number, group in enumerate(board.groups):
+        cells = frame[frame["method"] == group.label]
+        for place, best in enumerate(cells["best"], 1):
+            if best:
+                strong.add((number, place))
+        rows.append([starred_label(group), *cells["text"], *_facts(group)])
+    notes = table_notes(board, frame, rule)
+    if any(group.personal for group in board.groups):
+        notes.insert(0, OWN_MODELS)
+    title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
+    if any(len(group.runs) > 1 for group in board.groups):
+        title += f"; {OVER_SEEDS}"
+    return Sheet(title, heads, rows, strong, notes)
+
+
+def _facts(group: Group) -> list[str]:
+    """Return the rounds, seeds and mean megabytes of a row."""
+    rounds = str(group.rounds_shown)
+    skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
+    if skipped:
+        rounds += f" ({skipped:g} skipped)"
+    megabytes: list[float] = []
+    for run in group.runs:
+        sent = run.summary["bytes"]
+        megabytes.append((sent["up"] + sent["down"]) / 1e6)
+    return [rounds, ",".join(map(str, group.seeds)), f"{statistics.fmean(megabytes):.1f}"]
+
+
+def measure(board: Board) -> str:
+    """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
+    return board.groups[0].runs[0].measure.title
+
+
+def starred_label(group: Group) -> str:
+    """Return a group's label; with a star if it is scored with clients' own models."""
+    return group.label + " *" * group.personal
+
+
+def json_table(board: Board, rule: str) -> dict[str, Any]:
+    """Return a table as containers that JSON can write."""
+    frame = score_frame(board, rule)
+    rows: list[dict[str, Any]] = []
+    for group in board.groups:
+        cells = frame[frame["method"] == group.label].set_index("column")[["mean", "std", "partial", "best"]]
+        rows.append(
+            {
+                "method": group.label,
+                "own_models": group.personal,
+                "seeds": group.seeds,
+                "rounds": group.rounds_shown,
+                "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
+                "runs": [str(run.folder) for run in group.runs],
+                "state_sha256": [run.state_sha256 for run in group.runs],
+            }
+        )
+    notes = table_notes(board, frame, rule)
+    return {"title": board.title, "metric": board.groups[0].runs[0].metric, "rows": rows, "notes": notes}

@@ -1,0 +1,157 @@
+"""Tables of texts and their two renderers: pandas for files, rich for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from html import escape as html_escape
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from common.errors import libraries_of
+from common.metrics import PARTIAL
+
+UNSEEN = "°"
+"""Marks the score of a domain that no client trained on, where other rows of the column have trained on it."""
+
+LOWEST = "↓"
+"""Marks the lowest recall of a column."""
+
+LATEX_CHARACTERS = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    PARTIAL: r"$^\dagger$",
+    UNSEEN: r"$^\circ$",
+    LOWEST: r"$\downarrow$",
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of texts. The first column names the rows, and the others are aligned to the right.
+
+    Args:
+        title: the line above the table.
+        heads: the heads of the columns.
+        rows: the texts of each row.
+        strong: row and column of each cell in bold.
+        notes: the sentences below the table.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    strong: Collection[tuple[int, int]] = ()
+    notes: Sequence[str] = ()
+
+    def written(self, form: str) -> str:
+        """Return the table as a text, title and notes included.
+
+        Args:
+            form: ``md`` or ``latex``.
+        """
+        if form == "latex":
+            return self._latex()
+        lines = [] if not self.title else [_sentence(self.title), ""]
+        lines.append(self.markdown())
+        for note in self.notes:
+            lines += ["", _sentence(note)]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """Return the rows in Markdown. pandas needs another package for it, and pads the cells."""
+        lines = [_markdown_row(self.heads), "|---|" + "---:|" * (len(self.heads) - 1)]
+        for cells in self._formatted(str, "**{}**"):
+            lines.append(_markdown_row(cells))
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return the rows in HTML, escaped."""
+        texts = self._formatted(html_escape, "<strong>{}</strong>")
+        frame = pandas_library().DataFrame(texts, columns=[html_escape(head) for head in self.heads])
+        return str(frame.to_html(index=False, escape=False, border=0, header=any(self.heads)))
+
+    def _latex(self) -> str:
+        r"""Return a ``table`` environment for the package booktabs. The notes are in its caption."""
+        frame = pandas_library().DataFrame(self._formatted(latex_text, r"\textbf{{{}}}"))
+        caption = latex_text(". ".join([self.title, *self.notes]))
+        columns = "l" + "r" * (len(self.heads) - 1)
+        heads = [latex_text(head) for head in self.heads]
+        return str(frame.to_latex(index=False, header=heads, escape=False, caption=caption, column_format=columns))
+
+    def _formatted(self, of_text: Any, bold: str) -> list[list[str]]:
+        """Return the rows with every text passed through ``of_text`` and those in bold through the format ``bold``."""
+        found: list[list[str]] = []
+        for number, row in enumerate(self.rows):
+            texts: list[str] = []
+            for place, cell in enumerate(row):
+                text = of_text(cell)
+                if (number, place) in self.strong:
+                    text = bold.format(text)
+                texts.append(text)
+            found.append(texts)
+        return found
+
+    def show(self) -> None:
+        """Print the table at its full width, so that no cell is cut; the terminal may wrap its lines."""
+        table = self.terminal()
+        needed = Console(width=1000).measure(table).maximum
+        Console(width=max(Console().width, needed)).print(table)
+
+    def terminal(self) -> Table:
+        """Return the table for the terminal."""
+        table = Table(title=escape(self.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        if self.notes:
+            table.caption, table.caption_justify = escape("\n".join(self.notes)), "left"
+        table.add_column(escape(self.heads[0]), no_wrap=True)
+        for head in self.heads[1:]:
+            table.add_column(escape(head), justify="right", no_wrap=True)
+        for cells in self._formatted(escape, "[bold]{}[/bold]"):
+            table.add_row(*cells)
+        return table
+
+
+def pandas_library() -> Any:
+    """Return pandas, which takes half a second to import and which a device does not need.
+
+    Raises:
+        ConfigError: it is not installed; how to install it.
+    """
+    with libraries_of("server", "tables as files and DataFrames"):
+        import pandas
+    return pandas
+
+
+def number_text(value: float | None, digits: int = 2) -> str:
+    """Return a number with so many digits after the point; ``-`` for ``None``."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}"
+
+
+def latex_text(text: str) -> str:
+    """Return a text escaped for LaTeX."""
+    return "".join([LATEX_CHARACTERS.get(letter, letter) for letter in text])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    shown = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(shown)} |"
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a full stop at its end."""
+    return text if text.endswith(".") else f"{text}."
