@@ -195,3 +195,11 @@ def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> N
     for hook in hooks:
         program = hook["entry"].split()[0].rpartition("/")[2]
         assert f"$(BIN)/{program}" in recipe[1]
+
+
+def test_a_service_ends_every_process_of_its_node() -> None:
+    """A ClientApp that outlives its SuperNode keeps its memory and its connection."""
+    services = (ROOT / "docs/deploy.md").read_text().split("[Service]")[1:]
+    assert len(services) == 2
+    for service in services:
+        assert "KillMode=control-group" in service.partition("[Install]")[0]
