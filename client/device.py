@@ -20,6 +20,7 @@ from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
+from common.numerics import seeded_globals
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -159,6 +160,10 @@ class Device:
             DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
+        with seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id):
+            return self._answer(request, message)
+
+    def _answer(self, request: Request, message: Payload) -> Payload:
         self._check(request)
         self.privacy.check_settings(self._new_model)
         self.privacy.check_request(request)

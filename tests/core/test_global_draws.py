@@ -1,0 +1,102 @@
+"""Code of the user's own that draws from the global generators repeats, on every engine and after a resumption."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run
+from support.toy import toy_settings
+from torch import Tensor, nn
+
+import goldfinch as gf
+from common.config import checked
+from common.numerics import seeded_globals
+from common.settings import RunSettings
+from server.run.schema import read_lines
+from strategies.core.context import ClientContext
+from strategies.core.exchange import Batch, Losses
+from strategies.fedavg import FedAvg
+
+
+@checked
+class Drawing(FedAvg):
+    """A method with dropout before the classifier and noise from all three generators."""
+
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
+        features = nn.functional.dropout(batch.features, 0.5)
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
+        logits = local.model.head(features)
+        return Losses({"cross_entropy": (1 + noise) * nn.functional.cross_entropy(logits, batch.labels)})
+
+
+@checked
+class DrawingMetric(gf.OwnMetric):
+    """A metric of a random half of the images."""
+
+    sum_names = ("chosen", "found")
+    measures: ClassVar[Mapping[str, gf.Measure]] = {"half": gf.Measure("of a half")}
+
+    def sums(self, probabilities: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        chosen = torch.rand(len(labels)) < 0.5
+        return {"chosen": chosen.sum(), "found": (chosen & (probabilities.argmax(1) == labels)).sum()}
+
+    def values(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        return {"half": 100 * sums["found"] / sums["chosen"]}
+
+
+def drawing(folder: Path, rounds: int = 3, engine: Mapping[str, object] | None = None) -> RunSettings:
+    settings = toy_settings("fedavg", folder, train={"rounds": rounds}, engine=dict(engine or {}))
+    return replace(settings, method=Drawing(), own_metric=DrawingMetric())
+
+
+def drawn(folder: Path) -> list[object]:
+    return [line["values"] for line in read_lines(folder / "metrics.jsonl")]
+
+
+def test_a_run_with_draws_of_one_s_own_repeats(tmp_path: Path) -> None:
+    first = run(drawing(tmp_path / "first"))
+    torch.rand(7)
+    random.random()
+    again = run(drawing(tmp_path / "again", engine={"wire": True}))
+    assert again.sha256 == first.sha256
+    assert drawn(tmp_path / "again") == drawn(tmp_path / "first")
+    run(drawing(tmp_path / "half", rounds=1))
+    resumed = run(replace(drawing(tmp_path / "half"), resume=True))
+    assert resumed.sha256 == first.sha256
+    assert drawn(tmp_path / "half") == drawn(tmp_path / "first")
+
+
+def test_clients_and_exchanges_draw_differently() -> None:
+    found = []
+    for key in (("train", 1, "a"), ("train", 2, "a"), ("train", 1, "b")):
+        with seeded_globals(0, *key):
+            found.append((random.random(), float(np.random.rand()), float(torch.rand(()))))  # noqa: NPY002
+    for each in zip(*found, strict=True):
+        assert len(set(each)) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_generators_go_on_where_they_were(fails: bool) -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    with seeded_globals(1, "outer"):
+        draws()
+        expected = draws()
+    with seeded_globals(1, "outer"):
+        draws()
+        try:
+            with seeded_globals(2, "inner"):
+                draws()
+                if fails:
+                    raise KeyError
+        except KeyError:
+            pass
+        assert draws() == expected
