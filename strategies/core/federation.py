@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from common.errors import CheckpointError, PayloadError, some_of
+from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.numerics import generator
 from common.settings import RunSettings, check_kept_step
@@ -152,6 +152,7 @@ class Federation:
         participants = settings.rounds.sampled(len(self.registry.expected))
         settings.aggregation.check(self.method.name, self.method.averages, participants)
         check_kept_step(settings)
+        _check_keeps_something(self.method, model)
         expected = self.method.expects(self.server)
         check_protects(settings.privacy, self.method, model, expected, settings.protocol.validation)
 
@@ -449,3 +450,20 @@ class Federation:
             if closing.reached(updates, awaited):
                 return arrived, pending
         return ordered, []
+
+
+def _check_keeps_something(method: Method, model: nn.Module) -> None:
+    """Refuse a method with a part of the model on each client, if the chosen network has no such part.
+
+    Raises:
+        ConfigError: every tensor of the network is shared.
+    """
+    chooses = type(method).shared_names is not Method.shared_names
+    if not (method.personal and chooses):
+        return
+    if model.state_dict().keys() <= set(method.shared_names(model)):
+        raise ConfigError(
+            f"method={method.name}: each client keeps a part of the network, and this network has no such part, so the "
+            "result would be that of one model for all; set model.norm=batch if the part is batch normalisation, or "
+            "method=fedavg"
+        )

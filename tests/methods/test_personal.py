@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from support.nets import kept
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
+from common.errors import ConfigError
 from common.models.specs import TorchvisionResNet
+from common.settings import load_settings
 from server.run.checkpoint import Checkpoints
 from strategies.core.aggregation import average
+from strategies.core.federation import Federation
 from strategies.fedbn import FedBN, norm_state_names
 from strategies.fedrep import FedRep
 
@@ -77,13 +81,6 @@ def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(tmp_path):
     states = kept(tmp_path)
     assert all(set(tensors) == {f"model/{name}" for name in own} for tensors in states.values())
     assert not torch.equal(states["dark-0"]["model/backbone.bn1.bias"], states["noisy-0"]["model/backbone.bn1.bias"])
-
-
-def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
-    group = ("model.norm=group",)
-    ours = run(toy_settings("fedbn", tmp_path / "fedbn", overrides=group))
-    theirs = run(toy_settings("fedavg", tmp_path / "fedavg", overrides=group))
-    assert all(torch.equal(weights_of(ours)[name], tensor) for name, tensor in weights_of(theirs).items())
 
 
 def test_fedbn_by_name_misses_the_shortcuts_of_a_resnet():
@@ -150,3 +147,29 @@ def test_fedrep_trains_the_head_and_then_the_body(head_epochs, tmp_path):
         assert moved == (parameters & body if phase else parameters - body)
         moved = {name for name in statistics if not torch.equal(before[name], after[name])}
         assert moved == statistics
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=fedbn"],
+        ["method=fedbn", "method.refresh_statistics=true"],
+        ["method=combined", "method.local_normalisation=true"],
+    ],
+    ids=["fedbn", "fedbn, refreshed", "combined"],
+)
+def test_a_method_that_would_keep_nothing_on_this_network_is_refused(
+    overrides: list[str], norm: str, tmp_path: Path
+) -> None:
+    settings = load_settings([*overrides, f"output={tmp_path}"])
+    Federation(settings)
+    settings = load_settings([*overrides, f"model.norm={norm}", f"output={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"this network has no such part, .* set model.norm=batch"):
+        Federation(settings)
+
+
+def test_a_method_that_adapts_the_shared_model_keeps_nothing_and_runs(tmp_path: Path) -> None:
+    chosen = ["method=per_fedavg", "method.adapt_steps=1", "model.norm=none", f"output={tmp_path}"]
+    assert load_settings(chosen).method.personal
+    Federation(load_settings(chosen))
