@@ -157,9 +157,9 @@ class RoundLoop:
             self.history.event("failed", round=self.server.round, reason=str(error).partition("\n")[0])
             return
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, KeyboardInterrupt):
+        if type(error) is KeyboardInterrupt:
             reason = "Ctrl-C"
-        elif isinstance(error, SystemExit):
+        elif isinstance(error, KeyboardInterrupt | SystemExit):  # the command line raises one of its own for SIGTERM
             reason = "a signal to its process, or flwr stop"
         self.history.event(INTERRUPTED, reason=reason)
 
