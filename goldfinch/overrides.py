@@ -52,6 +52,8 @@ def _literal(value: Any) -> str:
     """Return a value in the grammar of Hydra's overrides; a string is quoted if Hydra could read it as another type."""
     if isinstance(value, str) and WORD.fullmatch(value) and value.lower() not in OTHER_WORDS:
         return value
+    if isinstance(value, type):
+        return _dotted_name(value)
     if isinstance(value, str | Path):
         return quoted_override("", value).removeprefix("=")
     if isinstance(value, bool):
@@ -61,3 +63,38 @@ def _literal(value: Any) -> str:
     if isinstance(value, Sequence):
         return f"[{','.join(map(_literal, value))}]"
     return str(value)
+
+
+def _dotted_name(target: type) -> str:
+    """Return the name by which a class is imported.
+
+    Raises:
+        ConfigError: it is defined inside a function, so that no name finds it.
+    """
+    if "<locals>" in target.__qualname__:
+        raise ConfigError(
+            f"{target.__qualname__} is defined inside a function, and is found by no name: define it at the top of a "
+            "module or of a notebook's cell"
+        )
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+def check_reachable(overrides: Sequence[str], engine: str) -> None:
+    """Check that a run's other processes can import the classes that overrides name.
+
+    Args:
+        overrides: as :func:`overrides_of` returns them.
+        engine: the run's engine.
+
+    Raises:
+        ConfigError: a class of a notebook or of the program itself, which only this process has, and an engine with
+            other processes.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if value.startswith("__main__.") and engine != "inline":
+            raise ConfigError(
+                f"{key}: {value.removeprefix('__main__.')} is defined in the notebook or program that calls, and the "
+                f"processes of engine={engine} cannot import it: put it into a module of an installed package, or take "
+                "engine=inline"
+            )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
-from goldfinch.overrides import overrides_of
+from goldfinch.overrides import check_reachable, overrides_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -326,9 +326,10 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         overrides: settings as ``goldfinch run`` takes them, such as ``"method.temperature=0.05"``.
         settings: the same by key.
         quiet: show nothing.
-        keywords: ``method``, ``data``, ``protocol``, ``model``, ``engine``, ``aggregation``, ``privacy``, ``views``,
-            ``experiment``, ``tracker``, ``tuned``, ``seed``, ``output``, ``resume``, ``overwrite``; ``rounds``,
-            ``epochs``, ``batch_size``, ``learning_rate`` and ``device`` of ``train``.
+        keywords: ``method`` (a name, or a class of your own), ``data``, ``protocol``, ``model``, ``engine``,
+            ``aggregation``, ``privacy``, ``views``, ``experiment``, ``tracker``, ``tuned``, ``seed``, ``output``,
+            ``resume``, ``overwrite``; ``rounds``, ``epochs``, ``batch_size``, ``learning_rate`` and ``device`` of
+            ``train``.
 
     Raises:
         ConfigError: a setting is wrong, or the output folder holds a run already.
@@ -340,11 +341,19 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
 
     given = [*overrides_of(settings, keywords), *overrides]
     chosen = settings_of(compose_config(given))
+    check_reachable(given, str(chosen.engine["name"]))
     running.run(chosen, quiet=quiet)
     return Run(chosen.output_folder)
 
 
-def resume(folder: Path | str, *overrides: str, quiet: bool = False, trust: bool = False, **keywords: Any) -> Run:
+def resume(
+    folder: Path | str,
+    *overrides: str,
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    trust: bool = False,
+    **keywords: Any,
+) -> Run:
     """Resume a run with its own configuration, and return it.
 
     A run that has finished with a whole score stays as it is, unless there are more rounds to do.
@@ -354,6 +363,7 @@ def resume(folder: Path | str, *overrides: str, quiet: bool = False, trust: bool
         overrides: settings that change from now on, such as ``"train.rounds=20"``. They must not contradict the rounds
             that are done; see :data:`common.run_config.CHANGEABLE_ON_RESUME`. With ``"output=DIR"`` it is a new run in
             another folder.
+        settings: the same by key.
         quiet: show nothing.
         trust: whether the folder is your own, so that its tracker writes where its configuration says.
         keywords: as in :func:`run`.
@@ -363,7 +373,7 @@ def resume(folder: Path | str, *overrides: str, quiet: bool = False, trust: bool
     """
     from server.commands import running
 
-    return Run(running.resume(Path(folder), [*overrides_of(None, keywords), *overrides], quiet=quiet, trust=trust))
+    return Run(running.resume(Path(folder), [*overrides_of(settings, keywords), *overrides], quiet=quiet, trust=trust))
 
 
 def load_run(folder: Path | str) -> Run:

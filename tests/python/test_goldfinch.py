@@ -16,6 +16,7 @@ import goldfinch as gf
 from common.errors import ConfigError
 from common.metrics import RULES
 from goldfinch.overrides import overrides_of
+from strategies.fedavg import FedAvg
 
 SMALL = {"protocol.samples": 40, "rounds.test_samples": 30, "train.batch_size": 16, "train.device": "cpu"}
 
@@ -139,8 +140,43 @@ def test_the_model_of_a_run_is_the_exported_one(trained: SimpleNamespace, tmp_pa
 def test_a_run_is_resumed_from_python(trained: SimpleNamespace, tmp_path: Path) -> None:
     common: dict[str, Any] = {"method": "fedavg", "data": "glyphs", "quiet": True, "settings": SMALL}
     gf.run(rounds=1, output=tmp_path / "run", **common)
-    longer = gf.resume(tmp_path / "run", rounds=2, quiet=True)
+    longer = gf.resume(tmp_path / "run", settings={"train.rounds": 2}, quiet=True)
     assert longer.sha256 == gf.load_run(trained.folder / "fedavg").sha256
+
+
+@gf.checked
+class Doubled(FedAvg):
+    """A method of one's own, given as a class."""
+
+    def loss(self, batch: gf.Batch, local: gf.ClientContext) -> gf.Losses:
+        return gf.Losses({"cross_entropy": 2 * batch.cross_entropy()})
+
+
+@gf.checked
+class Bare(FedAvg):
+    """Its loss lacks the names of its terms."""
+
+    def loss(self, batch: gf.Batch, local: gf.ClientContext) -> Any:
+        return batch.cross_entropy()
+
+
+def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small: dict[str, Any] = {"settings": SMALL, "rounds": 1, "quiet": True}
+    assert gf.run(method=Doubled, output=tmp_path / "run", engine="inline", **small).average > 0
+    with pytest.raises(gf.GoldfinchError, match=r"Bare.loss returned a Tensor; it must return .* Losses\("):
+        gf.run(method=Bare, output=tmp_path / "bare", engine="inline", **small)
+
+    @gf.checked
+    class Hidden(Doubled):
+        pass
+
+    with pytest.raises(ConfigError, match="defined inside a function"):
+        gf.run(method=Hidden, output=tmp_path / "hidden", **small)
+    monkeypatch.setattr(Doubled, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Doubled", Doubled, raising=False)
+    with pytest.raises(ConfigError, match=r"processes of engine=ray cannot import it: .* or take engine=inline"):
+        gf.run(method=Doubled, output=tmp_path / "notebook", engine="ray", **small)
+    assert not (tmp_path / "notebook").exists()
 
 
 @pytest.mark.parametrize("load", [gf.load_run, gf.Run, gf.load_runs], ids=["load_run", "Run", "load_runs"])
