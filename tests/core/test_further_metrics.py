@@ -266,9 +266,8 @@ def test_a_table_of_the_metric_is_that_of_the_records(
             found.append(entry["average"])
         means[row["method"]] = row["scores"]["average"]["mean"]
         assert means[row["method"]] == pytest.approx(np.mean(found))
-    best = min(means.values()) if metric == "brier" else max(means.values())
     for row in table["rows"]:
-        assert row["scores"]["average"]["best"] == (abs(means[row["method"]] - best) < 1e-9)
+        assert not row["scores"]["average"]["best"], "the rows have other seeds"
     assert main(["table", str(folder), "--metric", metric]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     limits: list[float] = []
