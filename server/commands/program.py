@@ -196,27 +196,18 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _check_once(self, ctx: click.Context, args: Sequence[str]) -> None:
-        """Refuse several values for an option or a setting that has one; click and Hydra would take the last.
+        """Refuse several values for an option that has one; click would take the last.
 
         Raises:
-            click.UsageError: the message names the option or the setting.
+            click.UsageError: the message names the option.
         """
-        found, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter in self.get_params(ctx):
             single = isinstance(parameter, click.Option) and not parameter.multiple
             if single and order.count(parameter) > 1:
                 raise click.UsageError(
                     f"{parameter.opts[0]} is given more than once; see --help for several values", ctx
                 )
-        keys: set[str] = set()
-        words = found.get("overrides")
-        if not isinstance(words, list | tuple):  # none was given
-            return
-        for word in words:
-            key, equals, _ = str(word).partition("=")
-            if equals and key in keys:
-                raise click.UsageError(f"{key} is given more than once; leave one out", ctx)
-            keys.add(key)
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help. Typer escapes brackets for rich's markup, which is not used here."""

@@ -102,8 +102,6 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         (["rnu"], 1, "did you mean 'run'"),
         (["run", "--qiet"], 2, "--quiet"),
-        (["run", "seed=1", "method=fpl", "seed=2"], 2, "seed is given more than once"),
-        (["sweep", "seed=0,1", "seed=2,3"], 2, "seed is given more than once"),
         (["table", "x", "--format", "md", "--format", "csv"], 2, "--format is given more than once"),
         (["compare", "--methods", "fpl", "--methods", "moon"], 2, "--methods is given more than once"),
         (["table"], 2, "DIR"),
