@@ -183,7 +183,6 @@ class Command(TyperCommand):
 
         Raises:
             ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
-            click.UsageError: see :meth:`_check_once`.
         """
         options = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
@@ -192,22 +191,7 @@ class Command(TyperCommand):
                 flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
-        self._check_once(ctx, args)
         return super().parse_args(ctx, args)
-
-    def _check_once(self, ctx: click.Context, args: Sequence[str]) -> None:
-        """Refuse several values for an option that has one; click would take the last.
-
-        Raises:
-            click.UsageError: the message names the option.
-        """
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for parameter in self.get_params(ctx):
-            single = isinstance(parameter, click.Option) and not parameter.multiple
-            if single and order.count(parameter) > 1:
-                raise click.UsageError(
-                    f"{parameter.opts[0]} is given more than once; see --help for several values", ctx
-                )
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help. Typer escapes brackets for rich's markup, which is not used here."""

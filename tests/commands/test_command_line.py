@@ -102,8 +102,6 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         (["rnu"], 1, "did you mean 'run'"),
         (["run", "--qiet"], 2, "--quiet"),
-        (["table", "x", "--format", "md", "--format", "csv"], 2, "--format is given more than once"),
-        (["compare", "--methods", "fpl", "--methods", "moon"], 2, "--methods is given more than once"),
         (["table"], 2, "DIR"),
         (["run", "train.round=5"], 1, "did you mean 'rounds'"),
         (["run", "epochs=3"], 1, "did you mean train.epochs=3?"),
