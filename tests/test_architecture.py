@@ -114,10 +114,12 @@ def test_the_search_for_pickle_finds_it(text: str) -> None:
 
 
 def test_randomness_is_always_keyed() -> None:
-    """Global generators would tie results to the order of calls; ``initialised`` is the one place that guards one."""
+    """Global generators would tie results to the order of calls; ``initialised`` and ``seeded_globals`` guard them."""
     wrong = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        tree.body = [node for node in tree.body if getattr(node, "name", "") != "seeded_globals"]
+        for node in ast.walk(tree):
             name = dotted(node.func) if isinstance(node, ast.Call) else ""
             draws = name in ("torch.rand", "torch.randn", "torch.randint", "torch.randperm", "torch.bernoulli")
             keyed = isinstance(node, ast.Call) and any(word.arg == "generator" for word in node.keywords)
