@@ -10,6 +10,7 @@ The precision of losses and clusterings does not depend on the model's.
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,31 +36,37 @@ def numpy_generator(seed: int, *key: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *key))
 
 
+GLOBAL_GENERATORS = threading.Lock()
+"""Held while the global generators are seeded or set back, and while a network draws its initial weights from them."""
+
+
 @contextlib.contextmanager
 def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
     """Within the context, the global generators of PyTorch, NumPy and Python start from ``key``; then they go on.
 
-    Goldfinch draws from none of them. Dropout does, and so may a network, a method or a metric of the user's own. In
-    threads that run at the same time (``engine.workers`` above 1) such draws do not repeat, since they share the
-    generators.
+    Goldfinch draws from none of them, except for initial weights (see :func:`common.models.base.initialised`). Dropout
+    does, and so may a network, a method or a metric of the user's own. In threads that run at the same time
+    (``engine.workers`` above 1) such draws do not repeat, since they share the generators.
     """
     number = derive(seed, *key)
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # the global one is meant
     on_cuda = torch.cuda.is_initialized()
     cuda_states: list[Tensor] = []
-    if on_cuda:
-        cuda_states = torch.cuda.get_rng_state_all()
-    torch.manual_seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002
-    random.seed(number)
+    with GLOBAL_GENERATORS:
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # the global one
+        if on_cuda:
+            cuda_states = torch.cuda.get_rng_state_all()
+        torch.manual_seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002
+        random.seed(number)
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
-        if on_cuda:
-            torch.cuda.set_rng_state_all(cuda_states)
+        with GLOBAL_GENERATORS:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+            random.setstate(states[2])
+            if on_cuda:
+                torch.cuda.set_rng_state_all(cuda_states)
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------

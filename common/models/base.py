@@ -5,7 +5,6 @@ every cosine between them lies in [0, 1]. Only networks of other libraries (:mod
 another activation.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from common.numerics import derive
+from common.numerics import GLOBAL_GENERATORS, derive
 
 Norm = Literal["batch", "group", "none"]
 """Normalisation of a network. ``batch`` scales by the batch in training and by running statistics in evaluation;
@@ -23,8 +22,6 @@ Norm = Literal["batch", "group", "none"]
 
 GROUP_WIDTH = 16
 """Channels per group of a GroupNorm (Wu and He, ECCV 2018, table 3: as good as a fixed count of groups, any width)."""
-
-_CONSTRUCTION = threading.Lock()
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
 """Where layers are constructed: ``meta`` has shapes and no memory."""
@@ -50,7 +47,7 @@ def initialised(seed: int, *key: str | int) -> Iterator[None]:
 
     torch's layers use the global random state. It is seeded for the block and restored afterwards.
     """
-    with _CONSTRUCTION, torch.random.fork_rng(devices=[]), torch.device(_DEVICE.get()):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]), torch.device(_DEVICE.get()):
         torch.default_generator.manual_seed(derive(seed, *key))
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import goldfinch as gf
 from common.config import checked
+from common.models.base import initialised
 from common.numerics import seeded_globals
 from common.settings import RunSettings
 from server.run.schema import read_lines
@@ -100,3 +102,23 @@ def test_the_generators_go_on_where_they_were(fails: bool) -> None:
         except KeyError:
             pass
         assert draws() == expected
+
+
+def test_a_client_that_begins_does_not_disturb_another_s_initial_weights() -> None:
+    with initialised(0, "net"):
+        expected = [nn.Linear(4, 4).weight for _ in range(2)]
+
+    def begin() -> None:
+        with seeded_globals(1, "another client"):
+            pass
+
+    other = threading.Thread(target=begin)
+    with initialised(0, "net"):
+        found = [nn.Linear(4, 4).weight]
+        other.start()
+        other.join(timeout=0.2)
+        assert other.is_alive()
+        found.append(nn.Linear(4, 4).weight)
+    other.join()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
