@@ -95,7 +95,6 @@ REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "strategies.feddyn.FedDyn": {"adaptive_alpha": False},
     "strategies.fedgca.FedGCA": {"adaptive_alpha": False},
     "strategies.fedopt.FedOpt": {"beta_1": 0.9, "beta_2": 0.99},
-    "strategies.fedpall.FedPall": {"denominator": "all"},
     "strategies.fedplcc.FedPLCC": {"level": None},
     "strategies.fedplvm.FedPLVM": {"level": None, "alpha_in_correction": False},
     "strategies.fedrep.FedRep": {"body_epochs": 1},

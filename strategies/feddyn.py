@@ -34,8 +34,9 @@ class FedDyn(Averaging):
     """Cross-entropy ``- <lambda_k, w> + (alpha / 2) ||w - w^t||^2``, so that local and global optima agree.
 
     After training ``lambda_k <- lambda_k - alpha (w_k - w^t)``; the server keeps ``h <- h - (alpha / C) sum_S (w_k -
-    w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). Both terms are applied as gradients. ``alpha=0``
-    with ``weighting=samples`` is FedAvg.
+    w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). Both terms are applied as gradients. All clients
+    have the same alpha, as printed; the authors' code multiplies it by ``mean N / N_k``. ``alpha=0`` with
+    ``weighting=samples`` is FedAvg.
 
     The FedDyn rows of FPL's tables come from code that builds the regulariser from the global net's parameters, with no
     effect on the local ones, and has no h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.

@@ -67,6 +67,8 @@ class FedPall(SingleSet):
         temperature: tau > 0 (released: 3).
         contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
+        denominator: InfoNCE over ``all`` classes; over the ``negatives`` only (Eq. 7); or over all with prototypes that
+            are not normalised there (``raw``, released; their lengths are at most 1).
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier.
     """
@@ -74,6 +76,7 @@ class FedPall(SingleSet):
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
     fidelity: Literal["released", "paper"] = "released"
+    denominator: Literal["all", "negatives", "raw"] = "all"
     feature_mode: Literal["train", "eval"] = "train"
     protection: Literal["none", "gaussian", "mix", "mask", "both"] = "both"
     mix_low: ZeroToOne = 0.8
@@ -101,11 +104,10 @@ class FedPall(SingleSet):
             head.load_state_dict(under_prefix(f"{CLASSIFIER}/", local.extra), strict=False)
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Return cross-entropy + InfoNCE over all classes (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
+        """Return cross-entropy + InfoNCE (Eq. 7; once there are prototypes) + KL (Eq. 6)."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
-            contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
-            terms["contrast"] = self.contrast * contrast
+            terms["contrast"] = self.contrast * self._contrast(batch, local.prototypes)
         if self.divergence:
             net = received_discriminator(AMPLIFIER, local)
             order: Literal["prediction_first", "uniform_first"] = "uniform_first"
@@ -113,6 +115,23 @@ class FedPall(SingleSet):
                 order = "prediction_first"
             terms["divergence"] = self.divergence * uniform_divergence(net(batch.features), order)
         return Losses(terms)
+
+    def _contrast(self, batch: Batch, prototypes: PrototypeSet) -> Tensor:
+        """Return InfoNCE with the global prototypes, see ``denominator``."""
+        classes: Literal["all", "negatives"] = "all"
+        rows: Literal["normalised", "raw"] = "normalised"
+        if self.denominator == "negatives":
+            classes = "negatives"
+        if self.denominator == "raw":
+            rows = "raw"
+        return prototype_contrast(
+            batch.features,
+            batch.labels,
+            prototypes,
+            temperature=self.temperature,
+            denominator=classes,
+            denominator_rows=rows,
+        )
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """Return the client's class means (Eq. 3)."""

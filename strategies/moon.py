@@ -24,6 +24,7 @@ class MOON(Averaging):
 
     Features are pulled towards those of the received global model and pushed from those of the client's own previous
     one: ``softplus((cos(z, z_previous) - cos(z, z_global)) / temperature)``, the paper's two-way cross-entropy (Eq. 3).
+    ``z`` is the backbone's feature, as in FPL's tables; the paper has a projection head of 256 units behind it.
     A client that has no previous model yet takes the received one: the term is then log 2 and has no gradient. (The
     code released with FPL copies the previous models before the clients are synchronised, so that its first round
     contrasts with unrelated random nets; this is not reproduced. Neither is FedPall's baseline, where all clients

@@ -107,9 +107,10 @@ def exchange(tmp_path, **hyper):
     return local_exchange(settings, prototypes=table, extra=sent_net("amplifier", nets)), size
 
 
+@pytest.mark.parametrize("denominator", ["all", "negatives", "raw"])
 @pytest.mark.parametrize("fidelity", ["released", "paper"])
-def test_the_terms_are_the_printed_ones(fidelity, tmp_path):
-    hyper = {"fidelity": fidelity, "contrast": 0.7, "divergence": 0.3, "temperature": 0.5}
+def test_the_terms_are_the_printed_ones(denominator, fidelity, tmp_path):
+    hyper = {"denominator": denominator, "fidelity": fidelity, "contrast": 0.7, "divergence": 0.3, "temperature": 0.5}
     local, size = exchange(tmp_path, **hyper)
     batch = batch_of(size=size)
     terms = local.method.loss(batch, local).terms
@@ -120,7 +121,9 @@ def test_the_terms_are_the_printed_ones(fidelity, tmp_path):
         if own is None:
             continue  # no client has class 1
         cosines = [sum(a * b for a, b in zip(unit(z), unit(g), strict=True)) for g in rows]
-        contrast += math.log(sum(math.exp(v / 0.5) for v in cosines)) - cosines[own] / 0.5
+        below = [sum(a * b for a, b in zip(unit(z), g, strict=True)) for g in rows] if denominator == "raw" else cosines
+        others = [v for j, v in enumerate(below) if denominator != "negatives" or j != own]
+        contrast += math.log(sum(math.exp(v / 0.5) for v in others)) - cosines[own] / 0.5
     net = Discriminator(size, 3)
     net.load_state_dict(under_prefix("amplifier/", local.extra))
     logits = numbers(net.train()(batch.features))

@@ -54,7 +54,8 @@ OTHERS = {
     "feddyn": "clip=0.01 alpha=0.03",
     "fedgca": "form=kl predictions=false maps=false",
     "fedheal": "threshold=-1.0 momentum=1.0 mask=false weighting=samples",
-    "fedpall": "fidelity=paper protection=none feature_mode=eval swap_classifier=false",
+    "fedpall": "fidelity=paper denominator=negatives denominator=raw protection=none "
+    "feature_mode=eval swap_classifier=false",
     "fedplcc": "weighted=false alpha=0.25 temperature=0.55",
     "fedproc": "prototype_mode=last_epoch_running temperature=0.1",
     "fedsam": "rho=0.0",
