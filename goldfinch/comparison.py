@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from goldfinch.overrides import overrides_of
 from goldfinch.runs import Run, Runs
+from server.run.signals import terminable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,8 @@ def compare(
     rules = Rules(studies, trials, runs, tuple(scores), weighting)
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
-    done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules), jobs)
+    with terminable():
+        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules), jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
 from goldfinch.overrides import check_reachable, overrides_of
+from server.run.signals import terminable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -342,7 +343,8 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
     given = [*overrides_of(settings, keywords), *overrides]
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
-    running.run(chosen, quiet=quiet)
+    with terminable():
+        running.run(chosen, quiet=quiet)
     return Run(chosen.output_folder)
 
 
@@ -373,7 +375,9 @@ def resume(
     """
     from server.commands import running
 
-    return Run(running.resume(Path(folder), [*overrides_of(settings, keywords), *overrides], quiet=quiet, trust=trust))
+    given = [*overrides_of(settings, keywords), *overrides]
+    with terminable():
+        return Run(running.resume(Path(folder), given, quiet=quiet, trust=trust))
 
 
 def load_run(folder: Path | str) -> Run:
@@ -454,5 +458,6 @@ def sweep(
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
     folder = Path(output or command.default_output("sweep", given))
-    command.sweep(given, folder, jobs)
+    with terminable():
+        command.sweep(given, folder, jobs)
     return load_runs(folder)

@@ -38,8 +38,8 @@ def main(grid: Grid, context: Context) -> None:
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
         silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
-        told = partial(record_interruption, settings.output_folder)
-        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence, told=told)
+        on_silence = partial(record_interruption, settings.output_folder)
+        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence, on_silence=on_silence)
         run_federation(settings, engine, [plain_lines(settings)])
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints the error as the reason of the failed run; the message is enough

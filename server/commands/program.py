@@ -1,19 +1,15 @@
 """The program: its commands are registered here, each with its options; only what every command needs is imported."""
 
-import contextlib
 import inspect
 import os
 import select
 import shlex
-import signal
 import sys
 import textwrap
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import click
@@ -22,33 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from common.errors import DISK_ADVICE, ConfigError, GoldfinchError, nearest
 from common.metrics import RULES
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as a service manager or a container sends it. It ends a run as orderly as Ctrl-C does."""
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Within the block, the first SIGTERM raises :class:`Terminated`; further ones are ignored while it unwinds.
-
-    Outside the main thread, where Python has no signals, nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    # a handler and not SIG_IGN, which the programs started from here on would inherit
-    signal.signal(signal.SIGTERM, lambda *_: None)  # stopping what was started must not be stopped half-way
-    raise Terminated
-
+from server.run.signals import Terminated, terminable
 
 TRACEBACK = "GOLDFINCH_TRACEBACK"
 """Environment variable; if it is set, an unexpected exception is shown with its traceback."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -32,10 +33,10 @@ from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
 GRACE_SECONDS = 5.0
-"""Seconds that a message lives on after the deadline of the engine, which so says first why there is no reply."""
+"""Seconds by which a message outlives the engine's deadline, so that the engine names the reason of a missing reply."""
 
-GUESSED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-"""Flower's errors for a reply that does not come. Their texts name several causes, and the same for different ones."""
+NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Flower's errors for a missing reply. Each can have several causes, and Flower's text does not tell them apart."""
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 20.0, 3600.0
 """Seconds a node is given to register. They double after each lost reply, up to an hour.
@@ -58,12 +59,12 @@ class SilenceLimit:
 
     Args:
         seconds: longest time that a call may take; infinity sets no limit.
-        told: is given the reason before the process ends.
+        on_silence: called with the reason before the process ends.
     """
 
-    def __init__(self, seconds: float, told: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seconds: float, on_silence: Callable[[str], None] | None = None) -> None:
         self.seconds = seconds
-        self.told = told
+        self.on_silence = on_silence
         self._calls: list[threading.Timer] = []
 
     def __enter__(self) -> None:
@@ -79,14 +80,15 @@ class SilenceLimit:
             self._calls.pop().cancel()
 
     def _end(self) -> None:
-        if self.told is not None:
-            self.told(f"the SuperLink has not answered for {self.seconds:.0f} s")
         print(
             f"error: the SuperLink has not answered for {self.seconds:.0f} s; the last complete round is kept: start "
             "the SuperLink again, and resume=true goes on",
             file=sys.stderr,
             flush=True,
         )
+        if self.on_silence is not None:
+            with contextlib.suppress(OSError):  # a full disk must not keep the process
+                self.on_silence(f"the SuperLink has not answered for {self.seconds:.0f} s")
         os._exit(1)  # Flower's own end of the process would wait for the SuperLink, too
 
 
@@ -165,7 +167,7 @@ class FlowerEngine:
         enrolled: a node may only be the client that its key is enrolled for. The SuperLink binds each call of a node
             to its key, and the operator decides which client a key is enrolled for.
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
-        told: is given the reason of such an end.
+        on_silence: called with the reason before that.
     """
 
     def __init__(
@@ -175,13 +177,13 @@ class FlowerEngine:
         simulated: bool = False,
         enrolled: bool = False,
         silence: float = inf,
-        told: Callable[[str], None] | None = None,
+        on_silence: Callable[[str], None] | None = None,
     ) -> None:
         self.grid = grid
         self.simulated = simulated
         self.enrolled = enrolled
         self._inbox = Inbox(grid)
-        self._limit = SilenceLimit(silence, told)
+        self._limit = SilenceLimit(silence, on_silence)
         self._states: dict[int, NodeState] = {}  # by node
         self._nodes: dict[str, int] = {}  # node by client
         self._asked: dict[str, int] = {}  # node by the message that asks it for its clients
@@ -468,20 +470,20 @@ class FlowerEngine:
         """Return what a node is called in the record: the client that its key is enrolled for, or its number."""
         return self._states[node].name or f"node {node}"
 
-    def _why_lost(self, node: int, asked: float, said: str) -> str:
-        """Return why a node sent no reply: what is known of it, and what Flower said of the message.
+    def _lost_reason(self, node: int, asked: float, flower_reason: str) -> str:
+        """Return why a node sent no reply: whether it is online, with Flower's reason in brackets.
 
         Args:
             node: the node.
             asked: when it was asked, on the monotonic clock.
-            said: Flower's reason.
+            flower_reason: Flower's reason.
         """
         seconds = time.monotonic() - asked
         self._update_nodes()
-        known = "its node is online: its ClientApp ended without a reply, or its connection broke"
+        state = "its node is online: its ClientApp ended without a reply, or its connection broke"
         if not self._is_online(node):
-            known = "its node is offline: it was stopped or killed, or cannot reach the SuperLink"
-        return f"no reply {seconds:.0f} s after it was asked; {known} ({said})"
+            state = "its node is offline: it was stopped or killed, or cannot reach the SuperLink"
+        return f"no reply {seconds:.0f} s after it was asked; {state} ({flower_reason})"
 
     def _read(
         self,
@@ -512,10 +514,10 @@ class FlowerEngine:
                     f"the Ray actor that trained {name} died, most likely for want of memory; "
                     "go on with resume=true and fewer actors (engine.actors=1)"
                 )
-            said = message.error.reason or f"Flower's error {message.error.code}"
-            if message.error.code in GUESSED:
-                said = self._why_lost(node, asked, said)
-            return Failure(name, "lost", said)
+            reason = message.error.reason or f"Flower's error {message.error.code}"
+            if message.error.code in NO_REPLY:
+                reason = self._lost_reason(node, asked, reason)
+            return Failure(name, "lost", reason)
         try:
             return read(message.content)
         except PayloadError as error:

@@ -5,8 +5,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,8 +175,7 @@ def run_federation(
             finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's
         rounds = RoundLoop(settings, engine, told, stop)
         try:
-            with exit_on_sigterm():
-                rounds.run()
+            rounds.run()
         except BaseException as error:
             rounds.record_end(error)
             raise
@@ -189,24 +186,6 @@ def run_federation(
     if rounds.problem:
         raise EngineError(rounds.problem)
     return summary
-
-
-@contextlib.contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into ``SystemExit``, so that the run's folder says how the run ended; Flower's own handler stays."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _earlier_seconds(settings: RunSettings) -> float:

@@ -26,6 +26,7 @@ from server.run.engine import ENOUGH, Engine, Failure
 from server.run.measures import described
 from server.run.records import Recorder
 from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, best_of, open_run, take_over
+from server.run.signals import Terminated
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method, ServerContext
@@ -159,7 +160,7 @@ class RoundLoop:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if type(error) is KeyboardInterrupt:
             reason = "Ctrl-C"
-        elif isinstance(error, KeyboardInterrupt | SystemExit):  # the command line raises one of its own for SIGTERM
+        elif isinstance(error, Terminated | SystemExit):
             reason = "a signal to its process, or flwr stop"
         self.history.event(INTERRUPTED, reason=reason)
 

@@ -33,7 +33,7 @@ from common.settings import RunSettings, load_settings
 from common.wire.messages import Registration, Request, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
-from server.engines.flower import GUESSED, Deadline, FlowerEngine
+from server.engines.flower import NO_REPLY, Deadline, FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import describe
@@ -404,7 +404,7 @@ def test_a_request_is_six_objects_of_flower_and_a_reply_seven(tmp_path: Path) ->
 
 
 @GRIDS
-@pytest.mark.parametrize("code", GUESSED)
+@pytest.mark.parametrize("code", NO_REPLY)
 @pytest.mark.parametrize("online", [True, False])
 def test_why_a_reply_is_lost_is_what_the_engine_knows(grid: Any, code: int, online: bool) -> None:
     """Flower gives one text for a killed ClientApp, a cut, and a node that was stopped or killed."""

@@ -15,14 +15,18 @@ from support.faults import PATIENCE, events, wait_until
 from support.federation import ROOT
 
 from server import cli
-from server.commands.program import Terminated, terminable
+from server.run.signals import Terminated, terminable
 
 SMALL = ("method=fedavg", "protocol.samples=24", "train.batch_size=8", "train.device=cpu", "train.rounds=500")
 
 
-def started(output: Path, *words: str) -> subprocess.Popen[str]:
+COMMAND_LINE = ("-m", "server.cli")
+FROM_PYTHON = ("-c", "import sys, goldfinch as gf; gf.run(*sys.argv[1:], quiet=True)")
+
+
+def started(output: Path, *words: str, program: tuple[str, str] = COMMAND_LINE) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "server.cli", *words],
+        [sys.executable, *program, *words],
         cwd=output.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOLDFINCH_TEST": str(output)},
         stderr=subprocess.PIPE,
@@ -56,6 +60,20 @@ def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_
     assert "Traceback" not in printed
     assert list(saved.glob("*.safetensors"))
     wait_until(lambda: not descendants(str(output)), "the end of all that was started", 60)
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.processes])])
+def test_a_terminated_program_that_calls_a_run_leaves_no_process(engine: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    process = started(output, f"engine={engine}", *SMALL, f"output={output}", program=FROM_PYTHON)
+    saved = output / "checkpoint"
+    wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
+    process.terminate()
+    _, printed = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0, printed
+    wait_until(lambda: not descendants(str(output)), "the end of all that was started", 60)
+    if engine == "inline":
+        assert [entry["reason"] for entry in events(output, "interrupted")] == ["a signal to its process, or flwr stop"]
 
 
 @pytest.mark.slow
