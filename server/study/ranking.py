@@ -14,7 +14,7 @@ from server.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT
 
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}
 OWN_MODELS = "own model"
-"""What ``scored`` says of a run in which each client is scored with a model of its own."""
+"""The value of ``scored`` of a run in which each client is scored with a model of its own."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RankedMethod:
         accuracy: their mean and its interval; ``None`` without a final run.
         worst: the mean of the lowest accuracy of a domain.
         own_models: whether each client is scored with a model of its own. Such a row has no rank.
-        lacks: what the row lacks; empty if it has as many studies and final runs as the others.
+        missing: final runs that the other rows have and this one has not; empty for a complete row.
         codes: the codes that its final runs ran.
         rank: its rank by the mean; ``None`` without one.
         difference: the paired difference from the base, study by study; ``None`` for the base and without a rank.
@@ -103,7 +103,7 @@ class RankedMethod:
     accuracy: Difference | None
     worst: float
     own_models: bool
-    lacks: list[str]
+    missing: list[str]
     codes: set[str]
     rank: int | None = None
     difference: Difference | None = None
@@ -114,17 +114,22 @@ class RankedMethod:
 
     @property
     def ranked(self) -> bool:
-        """Whether the row is whole and scored with one shared model."""
-        return not self.own_models and not self.lacks
+        """Whether the row is complete and scored with one shared model."""
+        return not self.own_models and not self.missing
 
     @property
     def name(self) -> str:
         """The method's name with its marks."""
-        return self.method + " *" * self.own_models + " †" * bool(self.lacks)
+        name = self.method
+        if self.own_models:
+            name += " *"
+        if self.missing:
+            name += " †"
+        return name
 
     @property
     def verdict(self) -> str:
-        """What the difference from the base says; empty without one."""
+        """The verdict on the difference from the base; empty without one."""
         if self.difference is None:
             return ""
         return verdict_on(self.difference, self.p)
@@ -199,13 +204,15 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
 
 def _compare_with_base(ranked: Sequence[RankedMethod], base: str) -> None:
     """Set the differences of the rows from the base, if the base has a rank."""
-    for other in ranked:
-        if other.method == base:
-            for row in ranked:
-                if row is not other:
-                    numbers = sorted(other.studies)
-                    scores = [row.studies[number] for number in numbers]
-                    row.difference = paired_difference(scores, [other.studies[number] for number in numbers])
+    base_row = next((row for row in ranked if row.method == base), None)
+    if base_row is None:
+        return
+    numbers = sorted(base_row.studies)
+    base_scores = [base_row.studies[number] for number in numbers]
+    for row in ranked:
+        if row is not base_row:
+            scores = [row.studies[number] for number in numbers]
+            row.difference = paired_difference(scores, base_scores)
 
 
 def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
@@ -220,10 +227,10 @@ def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
 def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> RankedMethod:
     """Return a method's row without its rank."""
     has = _final_runs(runs)
-    lacks: list[str] = []
+    missing: list[str] = []
     for (case, study), count in expected.items():
         if has.get((case, study), 0) < count:
-            lacks.append(f"{case}, study {study}: {has.get((case, study), 0)} of {count} final runs")
+            missing.append(f"{case}, study {study}: {has.get((case, study), 0)} of {count} final runs")
     finals = [run for run in runs if run.kind == "final"]
     scores = study_scores(finals)
     accuracy = None
@@ -237,7 +244,7 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
         accuracy,
         worst,
         own_models=any(run.scored == OWN_MODELS for run in runs),
-        lacks=lacks,
+        missing=missing,
         codes={run.code for run in finals},
         trials=len(runs) - len(finals),
         hours=sum(run.seconds for run in runs) / 3600,
@@ -324,21 +331,21 @@ def _cells(row: RankedMethod) -> list[str]:
 def notes(ranking: Ranking) -> list[str]:
     """Return the notes below a table, one sentence each."""
     found: list[str] = []
-    said: dict[str, list[str]] = {}
+    by_verdict: dict[str, list[str]] = {}
     for row in ranking.rows:
-        said.setdefault(row.verdict.partition(" (")[0], []).append(row.method)
-    for word, text in VERDICTS.items():
-        if word in said:
-            found.append(f"{text} {ranking.base}: {', '.join(said[word])}.")
-    if "not tested" in said:
+        by_verdict.setdefault(row.verdict.partition(" (")[0], []).append(row.method)
+    for verdict, text in VERDICTS.items():
+        if verdict in by_verdict:
+            found.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
+    if "not tested" in by_verdict:
         found.append("Not tested: an interval needs two studies or more (--studies) that differ.")
     if any(row.own_models for row in ranking.rows):
         found.append("* each client is scored with a model of its own; these rows have no rank.")
     codes: set[str] = set()
     for row in ranking.rows:
         codes |= row.codes
-        if row.lacks:
-            found.append(f"† {row.method} is not whole and has no rank: {'; '.join(row.lacks)}.")
+        if row.missing:
+            found.append(f"† {row.method} is incomplete and has no rank: {'; '.join(row.missing)}.")
     if len(codes) > 1:
         found.append(f"The rows were run by different code: {', '.join(sorted(codes))}.")
     return found

@@ -86,7 +86,7 @@ def test_rows_that_are_not_whole_and_rows_of_own_models_are_marked_and_have_no_r
         ("moon", 1), ("fedavg", 2), ("fpl †", None), ("fedbn *", None),
     ]  # fmt: skip
     text = ranked_table(found)
-    assert "† fpl is not whole and has no rank: in_domain, study 1: 0 of 1 final runs." in text
+    assert "† fpl is incomplete and has no rank: in_domain, study 1: 0 of 1 final runs." in text
     assert "* each client is scored with a model of its own" in text
     assert all(row.difference is None and row.p is None for row in found.rows[2:])
 
