@@ -2,13 +2,32 @@
 # make test     sets up, checks style and types, runs the tests
 # make help     the rest
 
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+# the first interpreter that fits: the active one (python3) before others
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
+# Ray starts its workers by a shell line without quotes: the path of its environment must not have a blank
+ifeq ($(words $(CURDIR)),1)
 VENV := .venv
+else
+VENV := $(HOME)/.cache/goldfinch/venv-$(firstword $(shell printf %s "$(CURDIR)" | cksum))
+endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 EXTRAS ?= server,simulation,tensorboard,privacy,export,tune,dev
 comma := ,
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt
+VERSION := import sys; print("python%d.%d" % sys.version_info[:2])
+# what the environment has already, a word each: its extras and its Python. What is asked for and missing sets it up again.
+HAS := $(shell cat $(VENV)/.ready 2>/dev/null)
+ifneq ($(filter command environment,$(origin PYTHON)),)
+OTHER_PYTHON := $(filter-out $(HAS),$(shell "$(PYTHON)" -c '$(VERSION)' 2>/dev/null))
+endif
+KEPT := $(if $(OTHER_PYTHON),,$(filter-out python%,$(HAS)))
+ifeq ($(filter certificates doctor,$(MAKECMDGOALS)),)
+ifneq ($(filter-out $(KEPT),$(subst $(comma), ,$(EXTRAS))),)
+.PHONY: $(STAMP)
+endif
+endif
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults test-compose bench measure docs lint format doctor clean
@@ -19,14 +38,19 @@ help: ## this list
 setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, TORCH_INDEX=<index of CPU wheels> without CUDA
 
 $(STAMP): requirements.txt pyproject.toml
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Goldfinch needs Python 3.11 to 3.13; set PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.13, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "The environment $(VENV) takes up to 6 GB, and pip fetches up to 3 GB (EXTRAS=$(EXTRAS))."
+	@$(if $(TORCH_INDEX),,echo "TORCH_INDEX=<index of PyTorch's CPU wheels> fetches and takes far less, without CUDA.")
+	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 6000000 || { df -h .; echo "6 GB must be free here before the environment is made."; exit 1; }
+	@mkdir -p $(dir $(VENV))
+	$(if $(OTHER_PYTHON),"$(PYTHON)" -m venv --clear $(VENV),test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV))
+	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
-	$(PIP) setuptools
+	$(PIP) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
 	$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
-	@touch $(STAMP)
+	@echo $(KEPT) $(subst $(comma), ,$(EXTRAS)) "$$($(BIN)/python -c '$(VERSION)')" >$@
 
 demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline
 	@$(BIN)/goldfinch demo
@@ -82,7 +106,7 @@ measure: $(STAMP) ## lines, files of a round, circles of imports, and what shoul
 	@$(BIN)/python bench/measure.py
 
 docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs no network but for its tools, once
-	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'
+	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --quiet --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "wrote outputs/site/index.html"
 

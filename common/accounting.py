@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from common.errors import libraries_of
+from common.extras import libraries_of
 
 LIBRARY = "opacus"
 

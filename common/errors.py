@@ -133,17 +133,3 @@ def writing(place: object, otherwise: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot write to {error.filename or place}: {error.strerror}; choose {otherwise}") from error
-
-
-@contextlib.contextmanager
-def libraries_of(extra: str, what: str) -> Iterator[None]:
-    """Within the context, a missing library becomes a :class:`ConfigError` that says how to install it.
-
-    Args:
-        extra: the extra of the package that installs the library.
-        what: the setting or feature that needs it.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(f"{what} needs {error.name}: pip install 'goldfinch-fl[{extra}]'") from error

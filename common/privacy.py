@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from common.config import Count, Fraction, Positive, checked
-from common.errors import libraries_of
+from common.extras import libraries_of
 from common.numerics import NORM_FLOOR
 
 Unit = Literal["sample", "client"]

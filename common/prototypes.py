@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from common.errors import libraries_of
+from common.extras import libraries_of
 from common.numerics import NORM_FLOOR, full_precision
 
 

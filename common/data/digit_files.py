@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from common.data.image_files import check_within, decode_image, image_files
-from common.errors import DataError, libraries_of
+from common.errors import DataError
+from common.extras import libraries_of
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -21,7 +21,8 @@ from common.data.digit_files import (
     read_usps,
 )
 from common.data.domain import DataSource, Domain, search_roots
-from common.errors import DataError, libraries_of
+from common.errors import DataError
+from common.extras import libraries_of
 
 _VERSION = 1  # raise when reading changes
 

@@ -24,6 +24,7 @@ from common.data.image_files import (
 from common.data.image_folders import Duplicates, Files, dropping, per_class_fraction, read_images
 from common.data.listings import TEST_NAMES, SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
 from common.errors import DataError, nearest
+from common.extras import install_command
 
 _TRAIN_NAMES = ("train",)
 _log = logging.getLogger(__name__)
@@ -323,7 +324,7 @@ def _skipped(folders: Sequence[Path]) -> str:
     for suffix, count in sorted(counts.items()):
         hint = ""
         if suffix in HEIF_SUFFIXES:
-            hint = " (pip install 'goldfinch-fl[heif]' reads them, or convert them to JPEG)"
+            hint = f" ({install_command('heif')} reads them, or convert them to JPEG)"
         elif suffix == ".avif":
             hint = " (convert them to JPEG)"
         parts.append(f"{count} {suffix}{hint}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from common.errors import libraries_of
+from common.extras import libraries_of
 
 SIZE = 32  # pixels, of everything here
 _INK_HEIGHT = 22  # pixels, of a glyph before it is warped

@@ -14,7 +14,7 @@ from common.data.batches import Split
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain
 from common.data.glyph_rendering import SIZE, blur, font_glyphs, neighbourhood, noise_field, sample, warp
-from common.errors import libraries_of
+from common.extras import libraries_of
 from common.numerics import numpy_generator
 
 _VERSION = 1  # raise when a pixel changes: it is the seed, and part of the cache's key

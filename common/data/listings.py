@@ -17,7 +17,8 @@ from torch import Tensor
 
 from common.data.cache import cached
 from common.data.image_files import Resize, decode_image
-from common.errors import DataError, libraries_of
+from common.errors import DataError
+from common.extras import libraries_of
 from common.regular_files import check_regular, read_small
 
 PARQUET = (".parquet", ".pq")

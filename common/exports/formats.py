@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, GoldfinchError, libraries_of, nearest, writing
+from common.errors import ConfigError, GoldfinchError, nearest, writing
 from common.exports.description import CARD, DESCRIPTION, Description
 from common.exports.model import PROTOTYPES, TrainedModel, load_model
+from common.extras import libraries_of
 from common.models.pretrained import WEIGHTS
 from common.prototypes import PrototypeSet
 from common.storage import with_prefix, write_json, write_tensors, write_text

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from common.config import checked
 from common.errors import nearest
+from common.extras import install_command
 from common.models.base import Model, ModelError, norm_2d
 from common.models.pretrained import load_weights
 from common.models.specs import ModelSpec
@@ -135,8 +136,8 @@ class Timm(NamedNetwork):
             import timm
         except ImportError as error:
             raise ModelError(
-                f"model=timm needs the package timm, which cannot be imported ({error}); pip install "
-                "'goldfinch-fl[timm]', or choose model=torchvision"
+                f"model=timm needs the package timm, which cannot be imported ({error}): "
+                f"{install_command('timm')}, or choose model=torchvision"
             ) from error
         if not timm.is_model(self.name):
             close = get_close_matches(self.name, timm.list_models())  # of more than a thousand

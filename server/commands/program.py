@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from common.errors import DISK_ADVICE, ConfigError, GoldfinchError, nearest
+from common.extras import missing_library
 from common.metrics import RULES
 from server.run.signals import Terminated, terminable
 
@@ -28,6 +29,10 @@ def _unexpected(error: Exception) -> str:
     """Return the message for an exception that no command expects."""
     from common.wire.messages import printable  # slow to import, and needed only here
 
+    if isinstance(error, ModuleNotFoundError):
+        remedy = missing_library(error)
+        if remedy is not None:
+            return printable(remedy)
     if isinstance(error, OSError) and error.strerror:
         message = error.strerror
         if error.filename:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from common.errors import libraries_of
+from common.extras import libraries_of
 from common.metrics import PARTIAL
 
 UNSEEN = "°"

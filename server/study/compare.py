@@ -16,7 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from common.choices import FOLDERS
-from common.errors import ConfigError, EngineError, libraries_of
+from common.errors import ConfigError, EngineError
+from common.extras import libraries_of
 from common.storage import write_text
 from server.results.run import RunFolder
 from server.run.conduct import check_not_in_a_run, run_lock

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from common.config import build, checked
 from common.errors import ConfigError
+from common.extras import install_command
 from common.settings import RunSettings
 from server.trackers.events import Listener
 from server.trackers.scalars import Scalar, scalars
@@ -109,8 +110,8 @@ class TrackerSettings:
             importlib.import_module(self.library)
         except ImportError as error:
             raise ConfigError(
-                f"this tracker needs {self.library}, which cannot be imported ({error}); "
-                f"pip install 'goldfinch-fl[{self.library}]', or choose tracker=csv"
+                f"this tracker needs {self.library}, which cannot be imported ({error}): "
+                f"{install_command(self.library)}, or choose tracker=csv"
             ) from error
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:  # noqa: ARG002  # those of a library need them

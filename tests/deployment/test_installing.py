@@ -79,7 +79,8 @@ def test_no_page_names_the_unrelated_distribution_to_install() -> None:
 def test_setup_installs_the_extras_and_the_torch_that_are_asked_for(index: str, tmp_path: Path) -> None:
     words = ["make", "--dry-run", "setup", f"VENV={tmp_path}", "EXTRAS=device", f"TORCH_INDEX={index}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    steps = [line for line in done.stdout.splitlines() if "pip install" in line]
+    lines = [line.partition(" || ")[0] for line in done.stdout.splitlines()]
+    steps = [line for line in lines if "pip install" in line]
     assert steps[-1].endswith("--editable '.[device]'")
     assert all("--constraint requirements.txt" in step for step in steps)
     assert [step.partition("--index-url ")[2] for step in steps[:-2]] == [f'"{index}" torch torchvision'] * bool(index)
@@ -277,4 +278,4 @@ def test_the_device_extra_trains_and_lacks_what_only_servers_need(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "0 0 0 1", done.stderr
-    assert "pip install 'goldfinch-fl[datasets]'" in done.stderr
+    assert "[datasets]" in done.stderr

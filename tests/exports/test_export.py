@@ -366,7 +366,7 @@ def test_a_damaged_folder_is_named(case: str, exported: Path, tmp_path: Path, mo
 
 def test_missing_packages_are_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[export\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[export\]"):
         export(tmp_path / "nowhere", tmp_path / "model", ["onnx"])
 
 

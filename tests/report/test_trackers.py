@@ -67,7 +67,7 @@ def test_every_tracker_option_is_a_checked_dataclass(name: str) -> None:
 def test_a_missing_library_is_an_error_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     settings = with_tracker(toy_settings("fedavg", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases")
-    with pytest.raises(ConfigError, match=r"pip install 'goldfinch-fl\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[wandb\]"):
         run(settings)
     assert not (tmp_path / "run").exists()
 
@@ -99,7 +99,7 @@ def test_tensorboard_of_a_resumed_run_has_each_round_once(tmp_path: Path) -> Non
 
 
 def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'goldfinch-fl[mlflow]'")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: make setup EXTRAS=mlflow")
     chosen = {"_target_": "server.trackers.mlflow.MLflow"}
     run(with_tracker(toy_settings("fpl", tmp_path / "run"), **chosen), stop_after=1)
     run(with_tracker(toy_settings("fpl", tmp_path / "run", resume=True), **chosen))
@@ -117,7 +117,7 @@ def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_wandb_writes_every_row_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'goldfinch-fl[wandb]'")
+    pytest.importorskip("wandb", reason="wandb is not installed: make setup EXTRAS=wandb")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     run(with_tracker(toy_settings("fpl", tmp_path / "run"), _target_="server.trackers.wandb.WeightsAndBiases"))

@@ -1,0 +1,117 @@
+"""What an installation leaves out, and the command that adds it."""
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from common.errors import ConfigError
+
+DISTRIBUTION = "goldfinch-fl"
+
+EXTRA_OF = {
+    "finch": "clustering",
+    "threadpoolctl": "clustering",
+    "matplotlib": "datasets",
+    "scipy": "datasets",
+    "sklearn": "datasets",
+    "jinja2": "server",
+    "markupsafe": "server",
+    "pandas": "server",
+    "ray": "simulation",
+    "optuna": "tune",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "opacus": "privacy",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
+    "timm": "timm",
+    "pillow_heif": "heif",
+    "pyarrow": "arrow",
+}
+"""Modules that only an extra of the package installs, and the smallest such extra."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation.
+
+    The distribution is on no index. A checkout or a folder that Goldfinch was installed from is installed again with
+    the extra; from elsewhere, the extra's libraries are named.
+    """
+    python = shlex.quote(sys.executable)
+    folder = _installed_from()
+    if folder is None:
+        return f"{python} -m pip install {shlex.join(_libraries(extra))}"
+    flag = ""
+    if folder == Path(__file__).parents[1]:
+        flag = "-e "
+    pins = shlex.quote(str(folder / "requirements.txt"))
+    return f"{python} -m pip install -c {pins} {flag}{shlex.quote(f'{folder}[{extra}]')}"
+
+
+@contextlib.contextmanager
+def libraries_of(extra: str, what: str) -> Iterator[None]:
+    """Within the context, a missing library becomes a :class:`ConfigError` that says how to install it.
+
+    Args:
+        extra: the extra of the package that installs the library.
+        what: the setting or feature that needs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} needs {error.name}: {install_command(extra)}") from error
+
+
+def missing_library(error: ModuleNotFoundError) -> str | None:
+    """Return what to install for a module that could not be imported; ``None`` if no extra has it."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(module)
+    if extra is None:
+        return None
+    if extra in ("clustering", "datasets"):
+        extra = "server"  # what runs, compares and draws needs all of it
+    return f"{module} is not installed; the extra {extra!r} has it: {install_command(extra)}"
+
+
+def _origin() -> dict[str, object]:
+    try:
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return {}
+    return json.loads(text or "{}")
+
+
+def _installed_from() -> Path | None:
+    """Return the folder with ``pyproject.toml`` that this runs in or was installed from, if it is still there."""
+    url = urlparse(str(_origin().get("url", "")))
+    for folder in (Path(__file__).parents[1], Path(unquote(url.path))):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    return None
+
+
+def _libraries(extra: str) -> list[str]:
+    """Return the requirements that ``extra`` adds, those of the extras that it contains too."""
+    found: list[str] = []
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return [f"{DISTRIBUTION}[{extra}]"]
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        if f'extra == "{extra}"' not in marker:
+            continue
+        requirement = requirement.strip()
+        if not requirement.startswith(DISTRIBUTION):
+            found.append(requirement)
+            continue
+        inner = requirement.partition("[")[2].partition("]")[0]
+        for name in inner.split(","):
+            found.extend(_libraries(name))
+    return found

@@ -1,0 +1,62 @@
+"""What is printed for a library that is not installed works from where Goldfinch was installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from common import extras
+from common.errors import ConfigError
+from common.extras import EXTRA_OF, install_command, libraries_of, missing_library
+
+ROOT = Path(__file__).parents[2]
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_a_checkout_is_installed_again_with_the_extra_and_the_pins() -> None:
+    words = shlex.split(install_command("datasets"))
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[4:] == ["-c", str(ROOT / "requirements.txt"), "-e", f"{ROOT}[datasets]"]
+
+
+def test_an_installed_wheel_names_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "_installed_from", lambda: None)
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda _: [
+            'goldfinch-fl[clustering,datasets]; extra == "server"',
+            'jinja2>=3.1; extra == "server"',
+            'finch-clust<0.3,>=0.2.3; extra == "clustering"',
+            'scipy>=1.11; extra == "datasets"',
+            'ray; extra == "simulation"',
+        ],
+    )
+    words = shlex.split(install_command("server"))
+    assert sorted(words[4:]) == ["finch-clust<0.3,>=0.2.3", "jinja2>=3.1", "scipy>=1.11"]
+
+
+def test_every_extra_of_a_library_is_declared() -> None:
+    assert set(EXTRA_OF.values()) <= set(DECLARED)
+
+
+@pytest.mark.parametrize("module", sorted(EXTRA_OF))
+def test_a_missing_library_is_named_with_its_extra(module: str) -> None:
+    message = missing_library(ModuleNotFoundError(name=f"{module}.part"))
+    assert message is not None
+    assert module in message
+    assert "pip install" in message
+
+
+def test_a_missing_module_of_the_user_s_own_gets_no_advice_on_extras() -> None:
+    assert missing_library(ModuleNotFoundError(name="my_method")) is None
+
+
+def test_a_feature_that_lacks_its_library_says_which_extra_has_it() -> None:
+    with pytest.raises(ConfigError, match=r"this needs no_such_library: .*\[tune\]"), libraries_of("tune", "this"):
+        import no_such_library  # noqa: F401
