@@ -20,20 +20,29 @@ import httpx
 from common.choices import CONF
 from common.config import compose_config
 from common.errors import ConfigError, EngineError, GoldfinchError
+from common.extras import install_command
 from common.settings import load_settings
 from common.text import counted
 from common.versions import package_versions, shadows
 from server.flower.processes import connections, flower_home
+from server.flower.submit import check_ray
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 GIB = 2**30
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "hydra-core", "finch-clust", "safetensors", "numpy", "triton")
-OPTIONAL = {"ray": "engine=ray", "triton": "CUDA kernels"}
-"""Packages that only some runs need, and for what."""
+OPTIONAL = {
+    "ray": ("engine=ray", "simulation"),
+    "finch-clust": ("method.clustering=finch-clust", "clustering"),
+    "triton": ("CUDA kernels", None),
+}
+"""Packages that only some runs need: what needs it, and the extra with it. PyTorch brings triton where it has CUDA."""
 
 REINSTALL = "make setup, or pip install -c requirements.txt in the checkout"
+
+FLOWERS_OWN = ".flower.ai"
+"""Flower writes a server of its own into every new ``config.toml``; nobody asked for it to be looked up."""
 
 MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
 """Largest differences in seconds between the clocks of a device and the SuperLink with which Flower accepts it."""
@@ -121,7 +130,7 @@ def _this_machine() -> list[Finding]:
     findings = [Finding("python", f"{versions['python']} on {platform.system()} {platform.machine()}")]
     for name in PACKAGES:
         findings.append(_package(name, versions))
-    findings += [_flower_version(versions), _cpu(), *_cuda()]
+    findings += [_flower_version(versions), *_ray(), _cpu(), *_cuda()]
     for name in PROGRAMS:
         findings.append(_program(name))
     findings += [_path(), _run_time_installation(), _local_superlink(), *_connections(), _node_port(), *_shadows()]
@@ -135,8 +144,27 @@ def _package(name: str, versions: Mapping[str, str]) -> Finding:
     if name in versions:
         return Finding(name, versions[name])
     if name in OPTIONAL:
-        return Finding(name, "not installed", f"needed for {OPTIONAL[name]}", NOTE)
+        return _optional(name)
     return Finding(name, "not installed", REINSTALL, FAIL)
+
+
+def _optional(name: str) -> Finding:
+    needed, extra = OPTIONAL[name]
+    remedy = ""
+    if extra is not None:
+        remedy = install_command(extra)
+    return Finding(name, f"not installed; only {needed} needs it", remedy, NOTE)
+
+
+def _ray() -> list[Finding]:
+    """Check what would keep Ray from starting its workers."""
+    if importlib.util.find_spec("ray") is None:
+        return []
+    try:
+        check_ray()
+    except ConfigError as error:
+        return [Finding("engine=ray", str(error), "", NOTE)]
+    return [Finding("engine=ray", "can start its workers")]
 
 
 def _flower_version(versions: Mapping[str, str]) -> Finding:
@@ -199,7 +227,7 @@ def _local_superlink() -> Finding:
     """Check for a SuperLink of an earlier ``flwr run``, which still imports code from the folder it was started in."""
     port = os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     try:
-        running = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0).is_success
+        running = httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0, trust_env=False).is_success
     except httpx.HTTPError:
         running = False
     if not running:
@@ -214,6 +242,8 @@ def _connections() -> list[Finding]:
     findings = []
     for name, address in connections(flower_home() / "config.toml").items():
         parts = urlsplit(f"//{address}")
+        if (parts.hostname or "").endswith(FLOWERS_OWN):
+            continue
         try:
             with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=2.0):
                 findings.append(Finding(f"connection {name}", f"the SuperLink at {address} accepts connections"))

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import uuid
@@ -37,6 +38,12 @@ QUIET = {
 MARK = "GOLDFINCH_STARTED_BY"
 """Environment variable that marks all processes that a group of programs has started."""
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine, which no proxy can reach."""
+
+MAX_TEMPORARY = 40
+"""Characters of the temporary folder's path with which Ray's sockets below it stay within the system's 107."""
+
 STOP_SECONDS = 15.0
 """Seconds that a program has to end after SIGTERM, before SIGKILL."""
 
@@ -45,7 +52,8 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     """Return this process's environment with Flower's home at ``home`` and this Python's programs first on the PATH.
 
     Flower starts its own programs by name, so that it could start those of another Python otherwise. Paths are made
-    absolute, because the programs have other working folders.
+    absolute, because the programs have other working folders. Programs on this machine are not asked through a proxy,
+    and Ray neither joins a cluster that ``RAY_ADDRESS`` names nor makes sockets below a folder with a long path.
 
     Args:
         home: Flower's home.
@@ -60,8 +68,13 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     if modules:
         folders = [str(Path(folder).absolute()) for folder in modules.split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(folders)
-    programs = str(Path(sys.executable).parent)
+    programs = str(Path(sys.executable).parent.resolve())  # a link may stand in for a path with a blank
     environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, [os.environ.get(name), *LOOPBACK]))
+    environment.pop("RAY_ADDRESS", None)
+    if len(tempfile.gettempdir()) > MAX_TEMPORARY:
+        environment["RAY_TMPDIR"] = "/tmp"  # noqa: S108  # Ray makes a folder of its own in it
     environment.update(more)
     return environment
 

@@ -8,11 +8,13 @@ working directory before the app's.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,6 +27,7 @@ from typing import Any
 from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import ConfigError, EngineError
+from common.extras import install_command
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import CODE, VERSION
@@ -111,8 +114,10 @@ def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: Simul
         link: the SuperLink; ``None`` starts one, and stops it after the run.
 
     Raises:
+        ConfigError: Ray is not installed, or cannot start its workers from this environment's folder.
         EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
     """
+    check_ray()
     if link is None:
         with simulation_link() as started:
             run_on_ray(settings, listeners, started)
@@ -134,6 +139,22 @@ def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: Simul
     }
     link.wait(settings.output_folder / "logs")
     submit(settings, CONNECTION, link.environment, link.neutral, federation, listeners)
+
+
+def check_ray() -> None:
+    """Check that Ray is there and can start its workers.
+
+    Raises:
+        ConfigError: Ray is not installed, or the path of this environment has a blank.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"engine=ray needs Ray: {install_command('simulation')}, or choose engine=inline")
+    environment = str(Path(sys.prefix).resolve())
+    if len(environment.split()) > 1:
+        raise ConfigError(
+            f"Ray cannot start its workers from a folder with a blank in its path, here {environment!r}: make setup "
+            "puts the environment into a folder without; or choose engine=inline"
+        )
 
 
 def run_on_superlink(settings: RunSettings, listeners: Sequence[Listener]) -> None:
