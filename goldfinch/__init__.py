@@ -14,6 +14,8 @@ A name is imported when it is first used; ``import goldfinch`` alone imports nei
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,24 @@ if TYPE_CHECKING:
     from strategies.core.exchange import Batch, Download, Losses, Update, Upload, UploadSpec
     from strategies.core.flower import FlowerStrategy
     from strategies.core.method import Method
+
+
+def _check_packages() -> None:
+    """Raise an :class:`ImportError` that names the file which Python would import in place of one of our packages."""
+    root = Path(__file__).resolve().parents[1]
+    for name in ("common", "strategies", "client", "server"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        found = Path(spec.origin).resolve()
+        if not found.is_relative_to(root / name):
+            raise ImportError(
+                f"{found} is imported in place of Goldfinch's package {name!r}: rename it, or start Python in another "
+                "folder and without it on PYTHONPATH"
+            )
+
+
+_check_packages()
 
 _NAMES = {
     "common": ["losses", "prototypes"],

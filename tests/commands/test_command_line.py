@@ -175,6 +175,21 @@ def test_goldfinch_does_not_import_from_the_working_folder_and_doctor_names_what
     assert [f"import {path} in place of" in words for path, words in zip(strangers, found, strict=True)] == [True] * 4
 
 
+@pytest.mark.parametrize("words", [["-c", "import goldfinch"], ["-m", "goldfinch", "--version"], ["script.py"]])
+@pytest.mark.parametrize("stranger", ["common.py", "server/__init__.py"])
+def test_a_file_that_shadows_a_package_is_named_however_goldfinch_is_imported(
+    stranger: str, words: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / stranger
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    (tmp_path / "script.py").write_text("import goldfinch")
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{path} is imported in place of Goldfinch's package" in done.stderr
+    assert "rename it" in done.stderr
+
+
 IMPORTED = """
 import sys
 from server.cli import main
