@@ -1,6 +1,7 @@
-"""Numbers and lists as text: sizes, durations, counts, enumerations."""
+"""Numbers, lists and commands as text: sizes, durations, counts, enumerations, lines for a shell."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -41,3 +42,25 @@ def counted(count: int, noun: str) -> str:
     if count != 1:
         noun = f"{noun}s"
     return f"{number} {noun}"
+
+
+def shell_line(words: Iterable[object]) -> str:
+    """Return words as a line that a person can read and give to a shell.
+
+    A word with characters that a terminal would obey, such as an escape sequence, is written as bash's ``$'...'``.
+    """
+    return " ".join([_shell_word(str(word)) for word in words])
+
+
+def _shell_word(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = ""
+    for letter in word:
+        if letter in "\\'":
+            shown += f"\\{letter}"
+        elif letter.isprintable():
+            shown += letter
+        else:
+            shown += f"\\U{ord(letter):08x}"
+    return f"$'{shown}'"

@@ -3,7 +3,6 @@
 import inspect
 import os
 import select
-import shlex
 import sys
 import textwrap
 import traceback
@@ -19,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from common.errors import DISK_ADVICE, ConfigError, GoldfinchError, nearest
 from common.extras import missing_library
 from common.metrics import RULES
+from common.text import shell_line
 from server.run.signals import Terminated, terminable
 
 TRACEBACK = "GOLDFINCH_TRACEBACK"
@@ -47,7 +47,7 @@ def _unexpected(error: Exception) -> str:
 def _how_to_see_more() -> str:
     from common.wire.messages import printable
 
-    again = shlex.join(["goldfinch", *sys.argv[1:]])
+    again = shell_line(["goldfinch", *sys.argv[1:]])
     return printable(f"{TRACEBACK}=1 {again} shows where it happened")
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from common.overrides import quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
+from common.text import shell_line
 from common.versions import combined_hash
 from server.commands.sweep import Job, check_data, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
@@ -77,7 +77,7 @@ class ReproductionRequest:
             arguments += ["--methods", ",".join(self.methods)]
         if self.seeds:
             arguments += ["--seeds", ",".join(map(str, self.seeds))]
-        return shlex.join(["goldfinch", "reproduce", self.table.name, *arguments, *self.overrides])
+        return shell_line(["goldfinch", "reproduce", self.table.name, *arguments, *self.overrides])
 
 
 def request_of(

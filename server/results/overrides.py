@@ -1,6 +1,5 @@
 """Commands that repeat or export a run, from its recorded configuration."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from common.config import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
 from common.run_config import LOCATION_KEYS, flat
+from common.text import shell_line
 from server.results.run import RunFolder
 
 _NO_NAME = r"^\d|[^\w-]"
@@ -45,7 +45,7 @@ def repeat_command(config: Mapping[str, Any]) -> str:
         known = key in base or key.partition(".")[0] in own
         if known and base.get(key) != value and not key.endswith("_target_"):
             values.append(override(key, value))
-    return " ".join(["goldfinch run", *map(shlex.quote, [*sorted(groups), *values])])
+    return shell_line(["goldfinch", "run", *sorted(groups), *values])
 
 
 def export_command(run: RunFolder) -> str:
@@ -54,7 +54,7 @@ def export_command(run: RunFolder) -> str:
     client = own_model_of(run)
     if client:
         arguments += ["--client", client]
-    return shlex.join(arguments)
+    return shell_line(arguments)
 
 
 def own_model_of(run: RunFolder) -> str | None:

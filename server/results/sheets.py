@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape as html_escape
@@ -65,16 +66,17 @@ class Sheet:
         """
         if form == "latex":
             return self._latex()
-        lines = [] if not self.title else [_sentence(self.title), ""]
+        lines = [] if not self.title else [_sentence(markdown_text(self.title)), ""]
         lines.append(self.markdown())
         for note in self.notes:
-            lines += ["", _sentence(note)]
+            lines += ["", _sentence(markdown_text(note))]
         return "\n".join(lines)
 
     def markdown(self) -> str:
         """Return the rows in Markdown. pandas needs another package for it, and pads the cells."""
-        lines = [_markdown_row(self.heads), "|---|" + "---:|" * (len(self.heads) - 1)]
-        for cells in self._formatted(str, "**{}**"):
+        heads = [markdown_text(head) for head in self.heads]
+        lines = [_markdown_row(heads), "|---|" + "---:|" * (len(self.heads) - 1)]
+        for cells in self._formatted(markdown_text, "**{}**"):
             lines.append(_markdown_row(cells))
         return "\n".join(lines)
 
@@ -147,9 +149,17 @@ def latex_text(text: str) -> str:
     return "".join([LATEX_CHARACTERS.get(letter, letter) for letter in text])
 
 
+def markdown_text(text: str) -> str:
+    """Return a text that Markdown shows as it is, also in a cell of a table: no tag, link, code or emphasis.
+
+    Brackets stay where they make no link, and so do underscores, which mean nothing within a word.
+    """
+    shown = re.sub(r"([\\`*<|])", r"\\\1", text)
+    return shown.replace("](", "]\\(")
+
+
 def _markdown_row(cells: Sequence[str]) -> str:
-    shown = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(shown)} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def _sentence(text: str) -> str:

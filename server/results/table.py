@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError, nearest, writing
 from common.metrics import METRICS
+from common.text import shell_line
 from common.wire.messages import printable
 from server.results.classes import class_frame, class_sheet, required_class_tables
 from server.results.frames import NUMBERS, json_table, score_frame, score_sheet
@@ -187,7 +187,7 @@ def smaller_tables(folder: Path, boards: Sequence[Board]) -> str:
         return ""
     lines = [f"{folder} holds runs of {len(counts)} folders. A table of one of them:\n"]
     for name, count in several:
-        lines.append(f"  {shlex.join(['goldfinch', 'table', str(folder / name)])}   # {count} runs\n")
+        lines.append(f"  {shell_line(['goldfinch', 'table', folder / name])}   # {count} runs\n")
     return "".join(lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from common.regular_files import read_small
 from common.run_config import contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
+from common.text import shell_line
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
 from server.run.checkpoint import Checkpoint, Checkpoints
@@ -184,7 +184,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
-    own = shlex.join(["goldfinch", "resume", str(folder)])
+    own = shell_line(["goldfinch", "resume", folder])
     raise CheckpointError(
         f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: "
         f"{differ}. Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"
@@ -212,7 +212,7 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
     if rounds >= done:
         return
     if rounds in kept:
-        export = shlex.join(["goldfinch", "export", str(folder), "--round", str(rounds), "--to"])
+        export = shell_line(["goldfinch", "export", folder, "--round", rounds, "--to"])
         model = f"{export} DIR takes the model after round {rounds}"
     else:
         numbers = ", ".join(map(str, kept))

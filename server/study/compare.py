@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from common.choices import FOLDERS
 from common.errors import ConfigError, EngineError
 from common.extras import libraries_of
 from common.storage import write_text
+from common.text import shell_line
 from server.results.run import RunFolder
 from server.run.conduct import check_not_in_a_run, run_lock
 from server.study.ranking import Ranking, StudyRun, csv_text, notes, rank_methods, ranked_table
@@ -283,7 +283,7 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
     lines = [
-        f"`{shlex.join(['goldfinch', *request.words])}`",
+        f"`{shell_line(['goldfinch', *request.words])}`",
         "",
         f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
