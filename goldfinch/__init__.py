@@ -99,6 +99,8 @@ __all__ += ["run", "sweep", "table"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("common.versions").VERSION
     if name not in _HOMES:
         raise AttributeError(f"module 'goldfinch' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
     home = _HOMES[name]

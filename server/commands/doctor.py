@@ -6,6 +6,7 @@ import platform
 import shutil
 import socket
 import ssl
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,15 @@ def _this_machine() -> list[Finding]:
     findings += [_flower_version(versions), *_ray(), _cpu(), *_cuda()]
     for name in PROGRAMS:
         findings.append(_program(name))
-    findings += [_path(), _run_time_installation(), _local_superlink(), *_connections(), _node_port(), *_shadows()]
+    findings += [
+        _interpreter(),
+        _path(),
+        _run_time_installation(),
+        _local_superlink(),
+        *_connections(),
+        _node_port(),
+        *_shadows(),
+    ]
     findings += [_shared_memory(), _disk(), _memory(), _configuration(), _client_app(), _data_folder()]
     for path in sorted((CONF / "data").glob("*.yaml")):
         findings.append(_data(path.stem))
@@ -203,6 +212,17 @@ def _program(name: str) -> Finding:
     if (folder / name).exists():
         return Finding(name, "installed")
     return Finding(name, f"not next to {sys.executable}", REINSTALL, FAIL)
+
+
+def _interpreter() -> Finding:
+    """Check that a service with a user of its own could start this environment's Python."""
+    program = Path(sys.executable).resolve()
+    for folder in reversed(program.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            result = f"{program} is below {folder}, which other users of this machine cannot enter"
+            remedy = "for a service with its own user, install Python and Goldfinch elsewhere, such as below /opt"
+            return Finding("interpreter", result, remedy, NOTE)
+    return Finding("interpreter", f"{program}, which every user can start")
 
 
 def _path() -> Finding:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -84,6 +87,78 @@ def test_setup_installs_the_extras_and_the_torch_that_are_asked_for(index: str, 
     assert steps[-1].endswith("--editable '.[device]'")
     assert all("--constraint requirements.txt" in step for step in steps)
     assert [step.partition("--index-url ")[2] for step in steps[:-2]] == [f'"{index}" torch torchvision'] * bool(index)
+
+
+@pytest.mark.parametrize(
+    ("has", "words", "sets_up"),
+    [
+        ("device privacy python3.11", ["EXTRAS=device"], False),
+        ("device privacy python3.11", ["EXTRAS=device,privacy"], False),
+        ("device python3.11", ["EXTRAS=device,server"], True),
+        ("device python3.11", ["EXTRAS=device", f"PYTHON={sys.executable}"], sys.version_info[:2] != (3, 11)),
+        ("device python3.0", ["EXTRAS=device", f"PYTHON={sys.executable}"], True),
+        ("", ["EXTRAS=device"], True),
+    ],
+    ids=["there", "both there", "one missing", "this Python", "another Python", "an earlier set-up"],
+)
+def test_setup_installs_again_what_the_environment_lacks(
+    has: str, words: list[str], sets_up: bool, tmp_path: Path
+) -> None:
+    (tmp_path / ".ready").write_text(has)
+    command = ["make", "--dry-run", "setup", f"VENV={tmp_path}", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ("pip install" in done.stdout) == sets_up
+
+
+def test_setup_below_a_blank_makes_the_environment_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "my house"
+    folder.mkdir()
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    command = ["make", "--dry-run", "setup"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    (made,) = [line.split()[-1] for line in done.stdout.splitlines() if " -m venv " in line]
+    assert made.startswith(f"{tmp_path}/.cache/goldfinch/venv-")
+    assert f'ln -s "{made}" .venv' in done.stdout
+
+
+def tracked_files(folder: Path) -> None:
+    """Copy the files that git knows into ``folder``."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+BUILD = "from setuptools import build_meta; print(build_meta.{}({!r}))"
+
+
+@pytest.mark.slow
+def test_what_was_deleted_is_not_built_again_and_a_source_archive_is_whole(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    tracked_files(checkout)
+
+    def build(what: str) -> list[str]:
+        code = BUILD.format(what, str(tmp_path / "built"))
+        subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, check=True)
+        if what == "build_wheel":
+            (wheel,) = (tmp_path / "built").glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                return archive.namelist()
+        (source,) = (tmp_path / "built").glob("*.tar.gz")
+        with tarfile.open(source) as archive:
+            return [name.partition("/")[2] for name in archive.getnames()]
+
+    first = build("build_wheel")
+    assert {"strategies/fdse.py", "goldfinch/py.typed", "common/papers.yaml"} <= set(first)
+    (checkout / "strategies" / "fdse.py").unlink()
+    assert set(first) - set(build("build_wheel")) == {"strategies/fdse.py"}
+    found = build("build_sdist")
+    assert {"requirements.txt", "CHANGELOG.md", "LICENSE", "conf/method/fpl.yaml"} <= set(found)
+    assert [name for name in found if name.startswith("tests")] == []
 
 
 # ---- pins ------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,19 @@ def test_a_machine_without_ray_is_told_what_to_install(monkeypatch: pytest.Monke
         submit.check_ray()
 
 
+def test_doctor_says_that_a_service_s_user_cannot_start_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "closed" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    (tmp_path / "closed").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    found = doctor._interpreter()
+    assert found.state == doctor.NOTE
+    assert "other users of this machine cannot enter" in found.result
+
+
 def test_doctor_looks_up_no_server_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "connections", lambda _: {"supergrid": "api.flower.ai:443"})
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("a call outward"))
