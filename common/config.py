@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
@@ -136,7 +136,8 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
             added = item.key_or_group.startswith(unlisted)
             if not added:
                 _check_key(item, base)
-            OmegaConf.update(composed, item.key_or_group, item.value(), force_add=added)
+            anew = isinstance(item.value(), dict) and _is_dictionary(item.key_or_group, composed)
+            OmegaConf.update(composed, item.key_or_group, item.value(), merge=not anew, force_add=added or anew)
         plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip()) from error
@@ -329,6 +330,12 @@ def _names_class(item: Override) -> bool:
         return True
     options = choices_of(key)
     return "." in value and bool(options) and value not in options
+
+
+def _is_dictionary(key: str, composed: DictConfig) -> bool:
+    """Return whether a setting is a dictionary of the user's keys, such as counts by domain, which is given anew."""
+    node = OmegaConf.select(composed, key)
+    return "." in key and isinstance(node, DictConfig) and "_target_" not in node
 
 
 def _target_at(key: str, item: Override, base: dict[str, Any]) -> object:

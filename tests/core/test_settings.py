@@ -289,7 +289,8 @@ RECORDED = [
         (["train.rounds=20"], {"train.rounds": 20}),
         (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "actors": 2, "gpus": 0}}),
         (["engine=inline"], {}),
-        (["protocol.counts={signs: 3}"], {"protocol.counts": {**UNEVEN, "signs": 3}}),
+        (["protocol.counts={signs: 3}"], {"protocol.counts": {"signs": 3}}),
+        (["protocol.counts.signs=3"], {"protocol.counts": {**UNEVEN, "signs": 3}}),
         (["method.mu=0.25", "data.augmentation.flip=true"], {"method.mu": 0.25, "data.augmentation.flip": True}),
         (["method=strategies.fedprox.FedProx"], {}),
         (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),
@@ -300,6 +301,7 @@ RECORDED = [
         "another choice",
         "the same choice",
         "a mapping",
+        "an entry of a mapping",
         "nested",
         "same class",
         "another method",
@@ -337,6 +339,15 @@ def test_changing_a_composition_does_not_change_the_cached_one() -> None:
     compose_config(["method=moon"])["method"]["mu"] = "spoilt"
     assert compose_config(["method=moon", "method.mu=0.5"])["method"]["mu"] == 0.5
     assert compose_config(["method=moon"])["method"]["mu"] == 5.0
+
+
+def test_a_dictionary_is_given_anew_and_settings_keep_what_is_not_named() -> None:
+    counts = "{mnist: 3, usps: 3, mnist_m: 2}"
+    config = compose_config(["data=digits", "protocol=fpl_digits", f"protocol.counts={counts}", "train={epochs: 3}"])
+    assert config["protocol"]["counts"] == {"mnist": 3, "usps": 3, "mnist_m": 2}
+    assert config["protocol"]["fraction"] == 0.01
+    assert config["train"]["epochs"] == 3
+    assert config["train"]["rounds"] == compose_config([])["train"]["rounds"]
 
 
 def test_settings_are_frozen() -> None:
