@@ -278,7 +278,7 @@ RECORDED = [
     "train.learning_rate=0.02",
     "engine.wire=true",
     "protocol=glyphs_uneven",
-    "protocol.counts={sketch: 2}",
+    "protocol.counts.sketch=2",
 ]
 
 
@@ -290,7 +290,7 @@ RECORDED = [
         (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "actors": 2, "gpus": 0}}),
         (["engine=inline"], {}),
         (["protocol.counts={signs: 3}"], {"protocol.counts": {"signs": 3}}),
-        (["protocol.counts.signs=3"], {"protocol.counts": {**UNEVEN, "signs": 3}}),
+        (["protocol.counts.signs=3"], {"protocol.counts": {**UNEVEN, "sketch": 2, "signs": 3}}),
         (["method.mu=0.25", "data.augmentation.flip=true"], {"method.mu": 0.25, "data.augmentation.flip": True}),
         (["method=strategies.fedprox.FedProx"], {}),
         (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),
