@@ -339,10 +339,14 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         for column in comparison.columns:
             ours[column.scored] = _mean(comparison.ours(line, column))
             published[column.published] = comparison.published(line, column)
+        states: dict[str, str] = {}
+        for seed, summary in sorted(line.summaries.items()):
+            states[str(seed)] = str(summary["state_sha256"])
         rows.append(
             {
                 "label": line.row.label,
                 "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
+                "states": states,
                 "ours": ours,
                 "average": _mean(comparison.our_average(line, comparison.columns)),
                 "published": published,

@@ -68,6 +68,7 @@ def pages(
         "scored": sorted(scored),
         "mixed": len(personal) > 1,
         "ours": _ours(comparison),
+        "is_published": any(line.row.expected_average is not None for line in comparison.lines),
         "published": _published(comparison),
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
@@ -75,10 +76,9 @@ def pages(
         "order": order,
         "averages_over": len(order.rows),
         "partial": _partial(comparison),
-        "best": _best(comparison),
         "verdict": comparison.verdict(),
         "facts": Sheet("", ("", ""), _facts(comparison)),
-        "runs": Sheet("", ("row", "folder", "seed: final state, or what went wrong"), _runs(comparison)),
+        "unfinished": Sheet("", ("row", "seed", "what went wrong"), _unfinished(comparison)),
     }
     plain = templates(HERE, escape=False)
     plain.globals["written"] = _markdown_table
@@ -227,22 +227,6 @@ def _partial(comparison: Comparison) -> str:
     return "; ".join(found)
 
 
-def _best(comparison: Comparison) -> str:
-    """Return the names of the best rows of each kind; empty where nothing was scored."""
-    found = []
-    for kind in comparison.ranked_kinds:
-        labels = [line.row.label for line in comparison.best_of(kind)]
-        if not labels:
-            continue
-        text = " and ".join(labels)
-        if len(comparison.kinds) > 1:
-            text = f"among rows of {KINDS[kind]} {text}"
-        if len(labels) > 1:
-            text += ", with the same average"
-        found.append(text)
-    return "; ".join(found)
-
-
 def _facts(comparison: Comparison) -> Rows:
     """Return how the table was made: setting, seeds, data split, code, versions and time."""
     seconds = []
@@ -284,23 +268,11 @@ def _codes(comparison: Comparison) -> str:
     return "NOT THE SAME IN ALL RUNS: " + "; ".join(parts)
 
 
-def _runs(comparison: Comparison) -> Rows:
-    """Return a row for each folder of runs: label, folder, and each seed's final state or what went wrong."""
+def _unfinished(comparison: Comparison) -> Rows:
+    """Return a row for each run that has no final state: label, seed, and what went wrong."""
     rows: Rows = []
     for line in comparison.lines:
-        states: dict[str, list[str]] = {}
-        for seed, folder in sorted(line.folders.items()):
-            place = ""
-            if folder.name:
-                place = f"runs/{folder.parent.name}"
-            states.setdefault(place, []).append(f"{seed}: {_state(line, seed)}")
-        for place, of_seeds in states.items():
-            rows.append((line.row.label, place, ", ".join(of_seeds)))
+        for seed in sorted(line.folders):
+            if seed not in line.summaries:
+                rows.append((line.row.label, str(seed), line.failures.get(seed, "not run yet")))
     return rows
-
-
-def _state(line: Line, seed: int) -> str:
-    """Return the start of the final state's SHA-256, or why the run has none."""
-    if seed in line.summaries:
-        return str(line.summaries[seed]["state_sha256"])[:16]
-    return line.failures.get(seed, "not run yet")

@@ -13,6 +13,7 @@ import pytest
 from support.boards import BOARD, read_runs
 from support.recorded_pages import PAGES, RESULTS, rows_of, section
 
+from bench.rows import read_all
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import _order
 from server.reproduction.published import published_table
@@ -36,6 +37,18 @@ def test_a_printed_average_stands_as_printed(path: Path) -> None:
             assert printed[row.label].partition(" ")[0] == f"{row.average:.2f}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_runs_of_a_page_are_recorded_with_their_states(path: Path) -> None:
+    page = path.relative_to(RESULTS.parents[1]).as_posix()
+    found: dict[str, list[str]] = {}
+    for row in read_all(RESULTS / "reproduced.csv"):
+        if row["page"] == page:
+            assert len(row["state"]) == 16
+            found.setdefault(row["row"], []).append(row["seed"])
+    stated = {cells[0].removesuffix(" (own models)"): cells[-1] for cells in rows_of(section(path.read_text(), "Ours"))}
+    assert {label: ",".join(seeds) for label, seeds in found.items()} == stated
+
+
 def test_the_page_on_weighting_has_the_printed_averages() -> None:
     rows = {row.label: row for row in published_table("fpl_office").rows}
     found = [cells for cells in rows_of((RESULTS / "weighting.md").read_text()) if cells[0] in rows and len(cells) == 6]
@@ -47,12 +60,10 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
 def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_counts(path: Path) -> None:
     table, text = published_table(path.stem), path.read_text()
     runs: dict[str, dict[int, Path]] = {}
-    for label, folder, states in rows_of(text.partition("### Runs\n")[2]):
-        for state in states.split(", "):
-            seed = int(state.partition(":")[0])
-            kept = path.with_suffix("") / folder.removeprefix("runs/") / f"seed-{seed}"
-            if (kept / "summary.json").exists():
-                runs.setdefault(label, {})[seed] = kept
+    for row in read_all(RESULTS / "reproduced.csv"):
+        kept = path.with_suffix("") / row["folder"] / f"seed-{row['seed']}"
+        if row["page"].endswith(f"/paper_net/{path.name}") and (kept / "summary.json").exists():
+            runs.setdefault(row["row"], {})[int(row["seed"])] = kept
     rows = {row.label: row for row in table.rows}
     lines = []
     for label, folders in runs.items():
