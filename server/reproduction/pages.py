@@ -119,7 +119,7 @@ def _ours(comparison: Comparison) -> Sheet:
     header += ["average", "worst", "spread"]
     if table.measure:
         header.append(table.measure.replace("_", " "))
-    header += ["MB", "points/MB", "seeds"]
+    header += ["MB", "seeds"]
     rows = []
     strong: set[tuple[int, int]] = set()
     for index, line in enumerate(comparison.lines):
@@ -150,7 +150,6 @@ def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
         cells.append(_number(measured))
     megabytes = comparison.megabytes(line)
     cells.append("-" if megabytes is None else _number(megabytes.mean, ".1f"))
-    cells.append(_number(comparison.per_megabyte(line), ".3g"))
     seeds = ",".join(map(str, sorted(line.summaries)))
     cells.append(seeds or "-")
     return tuple(cells)
@@ -240,9 +239,8 @@ def _facts(comparison: Comparison) -> Rows:
     split_hash = "-"
     if splits:
         split_hash = combined_hash(splits)
-    setting = f"conf/experiment/{comparison.table.name}.yaml"
     return [
-        ("setting", f"{setting}: the paper's setting, and what it leaves open"),
+        ("setting", f"conf/experiment/{comparison.table.name}.yaml"),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),

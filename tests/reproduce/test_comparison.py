@@ -125,11 +125,8 @@ def test_agreement_needs_three_rows_that_differ() -> None:
     assert (reverse.correlation, reverse.pairs, reverse.kept) == (pytest.approx(-1.0), 3, 0)
 
 
-def test_accuracy_per_megabyte_and_worst() -> None:
+def test_worst_and_best() -> None:
     found = comparison()
-    average = found.our_average(found.lines[0], found.columns)
-    assert average is not None
-    assert found.per_megabyte(found.lines[0]) == pytest.approx(average.mean / 2.0)
     assert str(found.over_domains(found.lines[0], "worst")) == "30.00 ± 0.00"
     assert [line.row.label for line in found.best()] == ["B"]
 
