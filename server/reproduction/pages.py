@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from common.metrics import PARTIAL, RULES, named_missing
-from common.versions import combined_hash, package_versions
+from common.versions import combined_hash
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.verdict import Order
 from server.results.sheets import Sheet
@@ -227,14 +227,11 @@ def _partial(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison) -> Rows:
-    """Return how the table was made: setting, seeds, data split, code, versions and time."""
+    """Return how the table was made: setting, seeds, data split, code and time."""
     seconds = []
     for line in comparison.lines:
         for summary in line.summaries.values():
             seconds.append(float(summary["wall_seconds"]))
-    versions = []
-    for name, version in package_versions().items():
-        versions.append(f"{name} {version}")
     splits = comparison.splits()
     split_hash = "-"
     if splits:
@@ -244,7 +241,6 @@ def _facts(comparison: Comparison) -> Rows:
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),
-        ("versions", ", ".join(versions)),
         ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
     ]
 
