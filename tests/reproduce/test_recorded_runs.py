@@ -59,13 +59,6 @@ def test_the_readme_s_sentences_are_the_recorded_runs() -> None:
     assert f"FedAvg {cell(fedavg)}, FPL {cell(fpl)}" in README
 
 
-def test_the_page_on_glyphs_states_the_same_runs() -> None:
-    text = " ".join((ROOT / "docs" / "results" / "glyphs.md").read_text().split())
-    average = [cell(recorded("README.md", method), 1) for method in ("fpl", "fedavg")]
-    worst = [cell(recorded("README.md", method, "worst"), 1) for method in ("fpl", "fedavg")]
-    assert f"({' against '.join(average)}, worst domain {' against '.join(worst)} after 15 rounds" in text
-
-
 def test_the_readme_states_the_difference_of_tuned_methods_without_guards() -> None:
     fedavg, fpl = (recorded("docs/results/fair.md", method) for method in ("fedavg", "fpl"))
     assert len(fedavg) == len(fpl) == 3
