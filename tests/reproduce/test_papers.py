@@ -54,6 +54,7 @@ def test_a_method_s_file_opens_with_its_papers(method: str) -> None:
     assert method == "single_set" or text.startswith(cited(method))
 
 
+DASH = "\u2013"
 ADDRESSES = {
     "arXiv": "https://arxiv.org/abs/{}",
     "doi": "https://doi.org/{}",
@@ -72,7 +73,7 @@ def link(paper: Paper) -> str:
 def test_the_documentation_links_to_a_method_s_papers(method: str) -> None:
     text = (ROOT / "docs" / "methods.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith(f"| [{method}](")]
-    others = {"single_set": "–", "fpl_heal": "FedHEAL and FPL", "combined": "–"}
+    others = {"single_set": DASH, "fpl_heal": "FedHEAL and FPL", "combined": DASH}
     assert line.split(" | ")[1] == others.get(method, ", ".join(map(link, PAPERS[method])))
 
 
