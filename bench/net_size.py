@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
+from server.results.statistics import paired_difference
 
 RESULTS = Path(__file__).parent / "results" / "net_size.csv"
 SEEDS = (0, 1, 2)
@@ -94,10 +95,13 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
         mine, base = averages(rows, network, method), averages(rows, network, "FedAvg")
         if not mine:
             continue
-        differences = [mine[seed] - base[seed] for seed in mine if seed in base]
+        both = [seed for seed in mine if seed in base]
         difference = ""
-        if method != "FedAvg" and differences:
-            difference = mean_and_spread(differences, sign="+")
+        if method != "FedAvg" and both:
+            found = paired_difference([mine[seed] for seed in both], [base[seed] for seed in both])
+            difference = f"{found.mean:+.1f}"
+            if found.low is not None and found.high is not None:
+                difference += f" [{found.low:+.1f}, {found.high:+.1f}]"
         lines.append(f"| {network} | {method} | {mean_and_spread(list(mine.values()))} | {difference} | {len(mine)} |")
     return "\n".join(lines)
 

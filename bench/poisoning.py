@@ -383,7 +383,7 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
 MAIN = ("mean", "bound", "guarded", "geometric median", "bound, geometric median")
 SHORT = ("mean", "bound", "guarded", "geometric median")
 ALL = tuple(DEFENCES)
-PRINTED = ("mean", "guarded", "geometric median", "bound, geometric median")
+PRINTED = ("mean", "guarded", "geometric median")
 """Columns of the tables; the other defences are parts of these, run where they tell something."""
 
 FIRST: dict[str, dict[str, tuple[str, ...]]] = {

@@ -276,19 +276,19 @@ def spread(rows: Sequence[Mapping[str, str]], column: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Markdown: a line for each data set, method, number of images and noise."""
+    """Markdown: a line for each method, number of images and noise."""
     names = {"sent": "as sent", "0.0": "clipped"}
     lines = [
-        "| data | method | images a client | prototypes | conditional epsilon | membership, AUC | inversion hits |",
-        "|---|---|---:|---|---:|---:|---:|",
+        "| method | images a client | prototypes | conditional epsilon | membership, AUC | inversion hits |",
+        "|---|---:|---|---:|---:|---:|",
     ]
     keys = dict.fromkeys((row["data"], row["method"], row["samples"], row["prototypes"]) for row in rows)
     for key in sorted(keys, key=lambda key: (key[0], key[1], int(key[2]), -1.0 if key[3] == "sent" else float(key[3]))):
         group = [row for row in rows if (row["data"], row["method"], row["samples"], row["prototypes"]) == key]
-        data, method, samples, kind = key
+        _, method, samples, kind = key
         spent = f"{float(group[0]['conditional_epsilon']):.1f}" if group[0]["conditional_epsilon"] else "∞"
         name = names.get(kind, f"noise multiplier {float(kind):g}" if kind not in names else "")
-        cells = (data, method, samples, name, spent, spread(group, "auc"), spread(group, "inversion"))
+        cells = (method, samples, name, spent, spread(group, "auc"), spread(group, "inversion"))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -2,7 +2,7 @@
 
 A plain run is the published algorithm. Each entry is the paper's own, the released code's, a value where the formula
 has none, off by default, or recorded: in the run's files and in a line under its table. ``goldfinch list alterations``
-prints the list, and docs/design.md has it as a table.
+prints the list; docs/design.md has what is not off by default as a table.
 """
 
 from dataclasses import dataclass

@@ -197,6 +197,21 @@ def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> N
         assert f"$(BIN)/{program}" in recipe[1]
 
 
+def test_the_tests_that_security_names_exist() -> None:
+    """Each attempt has a protection and the name of a test, or says that there is none."""
+    section = (ROOT / "SECURITY.md").read_text().partition("## Who can do what\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    defined: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        defined.update(re.findall(r"def (test_\w+)", path.read_text()))
+    groups = [row[0].split("**")[1] for row in rows if "**" in row[0]]
+    assert groups == ["stranger on the network", "enrolled device", "author of a folder, model or image", "local user"]
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row[-1])
+        assert set(named) <= defined, row[0]
+        assert named or row[-1].strip() == "none" or "**" in row[0], row[0]
+
+
 def test_a_service_ends_every_process_of_its_node() -> None:
     """A ClientApp that outlives its SuperNode keeps its memory and its connection."""
     services = (ROOT / "docs/deploy.md").read_text().split("[Service]")[1:]

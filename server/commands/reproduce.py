@@ -16,7 +16,7 @@ from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
 from common.text import shell_line
-from common.versions import combined_hash
+from common.versions import combined_hash, package_versions
 from server.commands.sweep import Job, check_data, execute, raise_failures
 from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
@@ -339,10 +339,14 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         for column in comparison.columns:
             ours[column.scored] = _mean(comparison.ours(line, column))
             published[column.published] = comparison.published(line, column)
+        states: dict[str, str] = {}
+        for seed, summary in sorted(line.summaries.items()):
+            states[str(seed)] = str(summary["state_sha256"])
         rows.append(
             {
                 "label": line.row.label,
                 "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
+                "states": states,
                 "ours": ours,
                 "average": _mean(comparison.our_average(line, comparison.columns)),
                 "published": published,
@@ -356,6 +360,7 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         "scale": comparison.scale,
         "command": request.command,
         "rule": comparison.table.rule,
+        "versions": dict(package_versions()),
         "verdict": comparison.verdict().word,
         "spearman": order.correlation,
         "pairs_kept": [order.kept, order.pairs],

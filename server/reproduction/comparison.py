@@ -142,14 +142,6 @@ class Comparison:
             sizes.append((sent["up"] + sent["down"]) / MEGABYTE)
         return Value.of(sizes)
 
-    def per_megabyte(self, line: Line) -> float | None:
-        """Percentage points of average accuracy for each megabyte."""
-        average = self.our_average(line, self.columns)
-        size = self.megabytes(line)
-        if not average or not size or size.mean <= 0:
-            return None
-        return average.mean / size.mean
-
     def curve(self, line: Line) -> dict[int, Value]:
         """Average accuracy over the table's domains by round, over seeds."""
         runs = [RunFolder(line.folders[seed]) for seed in sorted(line.summaries)]

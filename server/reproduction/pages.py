@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from common.metrics import PARTIAL, RULES, named_missing
-from common.versions import combined_hash, package_versions
+from common.versions import combined_hash
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.verdict import Order
 from server.results.sheets import Sheet
@@ -68,6 +68,7 @@ def pages(
         "scored": sorted(scored),
         "mixed": len(personal) > 1,
         "ours": _ours(comparison),
+        "is_published": any(line.row.expected_average is not None for line in comparison.lines),
         "published": _published(comparison),
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
@@ -75,10 +76,9 @@ def pages(
         "order": order,
         "averages_over": len(order.rows),
         "partial": _partial(comparison),
-        "best": _best(comparison),
         "verdict": comparison.verdict(),
         "facts": Sheet("", ("", ""), _facts(comparison)),
-        "runs": Sheet("", ("row", "folder", "seed: final state, or what went wrong"), _runs(comparison)),
+        "unfinished": Sheet("", ("row", "seed", "what went wrong"), _unfinished(comparison)),
     }
     plain = templates(HERE, escape=False)
     plain.globals["written"] = _markdown_table
@@ -119,7 +119,7 @@ def _ours(comparison: Comparison) -> Sheet:
     header += ["average", "worst", "spread"]
     if table.measure:
         header.append(table.measure.replace("_", " "))
-    header += ["MB", "points/MB", "seeds"]
+    header += ["MB", "seeds"]
     rows = []
     strong: set[tuple[int, int]] = set()
     for index, line in enumerate(comparison.lines):
@@ -150,7 +150,6 @@ def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
         cells.append(_number(measured))
     megabytes = comparison.megabytes(line)
     cells.append("-" if megabytes is None else _number(megabytes.mean, ".1f"))
-    cells.append(_number(comparison.per_megabyte(line), ".3g"))
     seeds = ",".join(map(str, sorted(line.summaries)))
     cells.append(seeds or "-")
     return tuple(cells)
@@ -227,42 +226,21 @@ def _partial(comparison: Comparison) -> str:
     return "; ".join(found)
 
 
-def _best(comparison: Comparison) -> str:
-    """Return the names of the best rows of each kind; empty where nothing was scored."""
-    found = []
-    for kind in comparison.ranked_kinds:
-        labels = [line.row.label for line in comparison.best_of(kind)]
-        if not labels:
-            continue
-        text = " and ".join(labels)
-        if len(comparison.kinds) > 1:
-            text = f"among rows of {KINDS[kind]} {text}"
-        if len(labels) > 1:
-            text += ", with the same average"
-        found.append(text)
-    return "; ".join(found)
-
-
 def _facts(comparison: Comparison) -> Rows:
-    """Return how the table was made: setting, seeds, data split, code, versions and time."""
+    """Return how the table was made: setting, seeds, data split, code and time."""
     seconds = []
     for line in comparison.lines:
         for summary in line.summaries.values():
             seconds.append(float(summary["wall_seconds"]))
-    versions = []
-    for name, version in package_versions().items():
-        versions.append(f"{name} {version}")
     splits = comparison.splits()
     split_hash = "-"
     if splits:
         split_hash = combined_hash(splits)
-    setting = f"conf/experiment/{comparison.table.name}.yaml"
     return [
-        ("setting", f"{setting}: the paper's setting, and what it leaves open"),
+        ("setting", f"conf/experiment/{comparison.table.name}.yaml"),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),
-        ("versions", ", ".join(versions)),
         ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
     ]
 
@@ -284,23 +262,11 @@ def _codes(comparison: Comparison) -> str:
     return "NOT THE SAME IN ALL RUNS: " + "; ".join(parts)
 
 
-def _runs(comparison: Comparison) -> Rows:
-    """Return a row for each folder of runs: label, folder, and each seed's final state or what went wrong."""
+def _unfinished(comparison: Comparison) -> Rows:
+    """Return a row for each run that has no final state: label, seed, and what went wrong."""
     rows: Rows = []
     for line in comparison.lines:
-        states: dict[str, list[str]] = {}
-        for seed, folder in sorted(line.folders.items()):
-            place = ""
-            if folder.name:
-                place = f"runs/{folder.parent.name}"
-            states.setdefault(place, []).append(f"{seed}: {_state(line, seed)}")
-        for place, of_seeds in states.items():
-            rows.append((line.row.label, place, ", ".join(of_seeds)))
+        for seed in sorted(line.folders):
+            if seed not in line.summaries:
+                rows.append((line.row.label, str(seed), line.failures.get(seed, "not run yet")))
     return rows
-
-
-def _state(line: Line, seed: int) -> str:
-    """Return the start of the final state's SHA-256, or why the run has none."""
-    if seed in line.summaries:
-        return str(line.summaries[seed]["state_sha256"])[:16]
-    return line.failures.get(seed, "not run yet")

@@ -128,6 +128,7 @@ class PublishedTable:
         small: for two CPU cores in minutes: another network, fewer rounds and epochs. See :class:`Reduction`.
         decimals: of the printed averages.
         own: label of the paper's own method.
+        note: what a reader of its scores must know of the data.
         seeds: the runs of each row.
         listed: rows as printed.
         sweeps: grids of hyper-parameters.
@@ -143,6 +144,7 @@ class PublishedTable:
     small: Reduction
     decimals: int = 2
     own: str = ""
+    note: str = ""
     seeds: tuple[int, ...] = (0, 1, 2)
     listed: tuple[PublishedRow, ...] = ()
     sweeps: tuple[Sweep, ...] = ()

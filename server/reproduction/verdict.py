@@ -81,14 +81,11 @@ class Claim:
         return self.first and self.deviation is not None and self.lead >= self.deviation
 
     def __str__(self) -> str:
-        """Place, and distance from the best other row."""
-        text = f"The paper's row {self.own} is number {self.place} of the {self.rows} that are ranked with it"
+        """Place, and the difference from the best other row."""
+        text = f"{self.own}, the paper's own, is number {self.place} of the {self.rows} that are ranked with it"
+        text += f": {self.lead:+.2f} points against {self.rival}"
         if abs(self.lead) <= self.tolerance:
-            return f"{text}, level with {self.rival}"
-        direction = "behind"
-        if self.first:
-            direction = "ahead of"
-        text += f", {abs(self.lead):.2f} points {direction} {self.rival}"
+            return text + ", a tie"
         if self.deviation is None:
             return text + " (one seed)"
         if abs(self.lead) < self.deviation:

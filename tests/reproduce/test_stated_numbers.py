@@ -13,6 +13,7 @@ import pytest
 from support.boards import BOARD, read_runs
 from support.recorded_pages import PAGES, RESULTS, rows_of, section
 
+from bench.rows import read_all
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import _order
 from server.reproduction.published import published_table
@@ -36,6 +37,18 @@ def test_a_printed_average_stands_as_printed(path: Path) -> None:
             assert printed[row.label].partition(" ")[0] == f"{row.average:.2f}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_runs_of_a_page_are_recorded_with_their_states(path: Path) -> None:
+    page = path.relative_to(RESULTS.parents[1]).as_posix()
+    found: dict[str, list[str]] = {}
+    for row in read_all(RESULTS / "reproduced.csv"):
+        if row["page"] == page:
+            assert len(row["state"]) == 16
+            found.setdefault(row["row"], []).append(row["seed"])
+    stated = {cells[0].removesuffix(" (own models)"): cells[-1] for cells in rows_of(section(path.read_text(), "Ours"))}
+    assert {label: ",".join(seeds) for label, seeds in found.items()} == stated
+
+
 def test_the_page_on_weighting_has_the_printed_averages() -> None:
     rows = {row.label: row for row in published_table("fpl_office").rows}
     found = [cells for cells in rows_of((RESULTS / "weighting.md").read_text()) if cells[0] in rows and len(cells) == 6]
@@ -47,12 +60,10 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
 def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_counts(path: Path) -> None:
     table, text = published_table(path.stem), path.read_text()
     runs: dict[str, dict[int, Path]] = {}
-    for label, folder, states in rows_of(text.partition("### Runs\n")[2]):
-        for state in states.split(", "):
-            seed = int(state.partition(":")[0])
-            kept = path.with_suffix("") / folder.removeprefix("runs/") / f"seed-{seed}"
-            if (kept / "summary.json").exists():
-                runs.setdefault(label, {})[seed] = kept
+    for row in read_all(RESULTS / "reproduced.csv"):
+        kept = path.with_suffix("") / row["folder"] / f"seed-{row['seed']}"
+        if row["page"].endswith(f"/paper_net/{path.name}") and (kept / "summary.json").exists():
+            runs.setdefault(row["row"], {})[int(row["seed"])] = kept
     rows = {row.label: row for row in table.rows}
     lines = []
     for label, folders in runs.items():
@@ -82,25 +93,28 @@ def test_the_text_on_fpl_on_the_paper_s_net_agrees_with_its_records() -> None:
         assert "in all four domains" not in words(page), page
 
 
-def test_the_text_on_fedbn_on_glyphs_agrees_with_its_table() -> None:
-    path = RESULTS / "glyphs.md"
-    rows = {cells[0]: [cell.partition(" ")[0].strip("*") for cell in cells] for cells in rows_of(path.read_text())}
-    handwritten, sketch = (float(rows["fedbn"][place]) - float(rows["fedavg"][place]) for place in (2, 5))
-    assert f"on sketch it is {sketch:.0f} points over FedAvg" in words(path)
-    assert f"on handwritten, a large domain, {-handwritten:.0f} below it" in words(path)
+def test_the_text_on_fedbn_on_glyphs_agrees_with_its_numbers() -> None:
+    rows = [row for row in read_all(RESULTS / "real.csv") if row["data"] == "glyphs"]
+    mean = {(row["method"], row["column"]): float(row["mean"]) for row in rows}
+    handwritten, sketch = (mean["fedbn", name] - mean["fedavg", name] for name in ("handwritten", "sketch"))
+    text = words(RESULTS / "real.md")
+    assert f"on sketch (240 images) it is {sketch:.0f} points over FedAvg" in text
+    assert f"on handwritten, a large domain, {-handwritten:.0f} below it" in text
 
 
-def test_fedapc_s_three_readings_are_stated_as_their_page_has_them() -> None:
-    page = (RESULTS / "small" / "fedapc_office_readings.md").read_text()
-    average = {cells[0].strip("*"): cells[5].strip("*") for cells in rows_of(section(page, "Ours"))}
-    text = words(RESULTS.parent / "methods.md")
-    for names in (
-        ("FedAPC, prototypes", "FedAPC, raw training", "FedAPC, views"),
-        ("FedAvg, augmented", "FedAvg, images as they are", "FedAvg, two views"),
-    ):
-        first, second, third = (average[name] for name in names)
-        assert f"{first}, {second} and {third} %" in text
-    assert "rounds.outliers" not in page, "the papers' settings, without the guard"
+def test_the_table_of_all_methods_agrees_with_its_numbers() -> None:
+    text = (RESULTS / "real.md").read_text()
+    found: dict[str, list[str]] = {}
+    for row in read_all(RESULTS / "real.csv"):
+        if row["column"] in ("average", "worst"):
+            found.setdefault(row["method"], []).append(f"{row['mean']} ± {row['deviation']}")
+            starred = f"\n| {row['method']} * |" in text
+            assert starred == (row["scored"] == "own model")
+    assert {cells[0].strip(): cells[1:] for cells in rows_of(text)} == found
+
+
+def test_fedapc_s_three_readings_were_made_without_the_guard() -> None:
+    assert "rounds.outliers" not in (RESULTS / "small" / "fedapc_office_readings.md").read_text()
 
 
 def test_the_sensitivity_s_title_has_the_shape_of_its_grids() -> None:
@@ -184,9 +198,8 @@ def test_the_text_on_the_second_seed_agrees_with_its_records() -> None:
         for path in (RESULTS / folder / "fpl_office").glob(f"*/seed-{seed}/summary.json"):
             summary = json.loads(path.read_text())
             means[summary["method"], seed] = summary["scores"]["last_n"]["average"]
-    leads = [means["fpl", seed] - means["fedavg", seed] for seed in (0, 1)]
+    lead = difference([means["fpl", 0], means["fpl", 1]], [means["fedavg", 0], means["fedavg", 1]])
     text = words(RESULTS / "net_size.md")
-    assert f"({means['fpl', 0]:.1f} and {means['fedavg', 0]:.1f})" in text
-    assert f"({means['fpl', 1]:.1f} and {means['fedavg', 1]:.1f})" in text
-    assert f"so {cell(leads)} points over both" in text
+    assert f"{means['fpl', 0]:.1f} and {means['fedavg', 0]:.1f} with seed 0" in text
+    assert f"{means['fpl', 1]:.1f} and {means['fedavg', 1]:.1f} with seed 1: {lead} points over both" in text
     assert f"[{means['fpl', 1]:.1f} against {means['fedavg', 1]:.1f}]" in words(RESULTS / "weighting.md")
