@@ -74,7 +74,7 @@ def test_no_page_names_the_unrelated_distribution_to_install() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in listed.splitlines() if not name.startswith("tests/")]
     texts = [path.read_text() for path in paths if path.is_file() and path.suffix in (".py", ".md", ".sh", ".html", "")]
-    assert {name for text in texts for name in INSTALLED.findall(text)} == {PROJECT["name"]}
+    assert {name for text in texts for name in INSTALLED.findall(text)} <= {PROJECT["name"]}
     assert INSTALLED.findall("pip install 'goldfinch[datasets]'") == ["goldfinch"]
 
 
