@@ -132,7 +132,7 @@ class Device:
             known = ", ".join(self.scores) or "nothing"
             raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {known}")
         if domain not in self._test_splits:
-            loaded = self.settings.data.load(domain, self.data_root)
+            loaded = self.settings.data.load(domain, self.data_root, own=domain == self.spec.domain)
             split = self.settings.protocol.test_split(loaded)
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")

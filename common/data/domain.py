@@ -111,7 +111,7 @@ class DataSource(ABC):
         """Number of classes K."""
         return len(self.class_names)
 
-    def load(self, domain: str, root: str | None = None) -> Domain:
+    def load(self, domain: str, root: str | None = None, *, own: bool = True) -> Domain:
         """Return the domain's images and labels, read once per process, and cached on disk if decoding takes time.
 
         Only this domain's files are read, so a device needs the data of no other domain.
@@ -119,6 +119,8 @@ class DataSource(ABC):
         Args:
             domain: one of ``domains``.
             root: the folder of the files instead of ``self.root`` (a node's data-dir).
+            own: whether ``root`` may be the domain's own folder, as on a device that holds this domain alone. Without
+                ``root``, as in a simulation, it never is: one folder would serve as every domain.
 
         Raises:
             DataError: unknown domain, missing or damaged files, or an empty split.
@@ -130,7 +132,7 @@ class DataSource(ABC):
         with _load_lock:
             if place not in self._sources:
                 self._sources[place] = dataclasses.replace(self, augmentation=Augmentation(), root=place)
-            return _load(self._sources[place], domain)
+            return _load(self._sources[place], domain, own=own and bool(root) and place is not None)
 
     @cached_property
     def _sources(self) -> dict[str | None, DataSource]:
@@ -166,10 +168,17 @@ class DataSource(ABC):
     def _read(self, domain: str) -> Domain:
         """Return ``domain`` read from ``self.root``, an absolute path."""
 
+    def _read_own(self, domain: str) -> Domain:
+        """Return ``domain`` read from ``self.root``, which may be its own folder: a device holds this domain alone."""
+        return self._read(domain)
+
 
 @lru_cache(maxsize=32)
-def _load(source: DataSource, domain: str) -> Domain:
-    found = source._read(domain)
+def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
+    if own:
+        found = source._read_own(domain)
+    else:
+        found = source._read(domain)
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
             place = ""

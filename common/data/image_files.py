@@ -17,6 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from common.data.cache import cached
+from common.data.names import normal_name
 from common.errors import DataError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
@@ -63,19 +64,23 @@ _one_large_at_a_time = threading.Lock()
 _VERSION = 1  # raise when decoding changes
 
 
-def normal_name(name: str) -> str:
-    """Return a folder name without case and separators, so that 'Real World' and 'real_world' are the same."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
+    """Return the directory in ``parent`` that has one of ``names``, ignoring case and separators.
 
-
-def subdirectory(parent: Path, name: str) -> Path | None:
-    """Return the directory ``name`` in ``parent``, ignoring case and separators; ``None`` if it does not exist."""
-    if (parent / name).is_dir():
-        return parent / name
-    wanted = normal_name(name)
+    Raises:
+        DataError: several directories have; the message names them.
+    """
+    wanted = {normal_name(name) for name in names}
+    found: list[Path] = []
     for path in sorted(parent.iterdir()):
-        if path.is_dir() and normal_name(path.name) == wanted:
-            return path
+        if normal_name(path.name) in wanted and path.is_dir() and not path.name.startswith("."):
+            found.append(path)
+    if len({path.resolve() for path in found}) > 1:
+        raise DataError(
+            f"{found[0]} and {found[1]} are two folders of one name; join them, or take the one out that is not meant"
+        )
+    if found:
+        return found[0]
     return None
 
 
@@ -123,11 +128,11 @@ def class_folders(
         directory: holds one folder per class.
         class_names: the label is the index into them.
         aliases: other names that the folder of a class may have.
-        exact: folder names must equal the class names, and a class may be absent: for users' own folders, where 'a' and
-            'A' may be two classes. Otherwise case and separators are ignored, and every class must be present.
+        exact: folder names must equal the class names, and a class may be absent: for users' own folders, of which the
+            class names are. Otherwise case and separators are ignored, and every class must be present.
 
     Raises:
-        DataError: a class folder is missing or empty and not ``exact``.
+        DataError: not ``exact``, and a class folder is missing or empty, or several folders are of one class.
     """
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(class_names):
@@ -135,7 +140,7 @@ def class_folders(
         if exact and not (directory / name).is_dir():
             folder = None
         if not exact:
-            folder = _first_subdirectory(directory, (name, *(aliases or {}).get(name, ())))
+            folder = subdirectory(directory, (name, *(aliases or {}).get(name, ())))
         files: list[Path] = []
         if folder is not None:
             files = image_files(folder)
@@ -146,14 +151,6 @@ def class_folders(
         for path in files:
             found.append((path, label))
     return found
-
-
-def _first_subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
-    for name in names:
-        found = subdirectory(parent, name)
-        if found is not None:
-            return found
-    return None
 
 
 def check_within(files: Sequence[Path], base: Path) -> None:

@@ -13,10 +13,10 @@ from common.data.image_files import (
     Resize,
     class_folders,
     decode,
-    normal_name,
     subdirectory,
     without_duplicates,
 )
+from common.data.names import normal_name
 from common.errors import DataError
 
 Files = list[tuple[Path, int]]
@@ -90,25 +90,51 @@ class ImageFolders(DataSource):
         )
 
     def directory(self, domain: str) -> Path:
-        """Return the domain's directory: under the root, under one of ``folders`` in it, or the root itself.
+        """Return the domain's directory: under the root, or under one of ``folders`` in it.
 
         Raises:
-            DataError: the directory was not found.
+            DataError: the directory was not found, or two are of that name.
         """
         candidates = list(search_roots(self, self.folders))
         for candidate in candidates:
-            for name in self._names(domain):
-                found = subdirectory(candidate, name)
-                if found is not None:
-                    return found
-        root = candidates[0]
-        if self._is_domain(root.name, domain):
-            return root
-        for name in self.class_names:
-            if subdirectory(root, name) is not None:
-                return root
+            found = subdirectory(candidate, self._names(domain))
+            if found is not None:
+                return found
         searched = ", ".join(str(path / domain) for path in candidates)
-        raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {self.layout()}")
+        root = candidates[0]
+        remedy = self.layout()
+        if self._holds_classes(root):
+            remedy = (
+                f"{root} holds class folders and is the folder of one domain: give the folder above it, {root.parent}"
+            )
+        raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {remedy}")
+
+    def own_directory(self, domain: str) -> Path:
+        """Return the domain's directory on a device, where the root may be the domain's own.
+
+        Raises:
+            DataError: the directory was not found, or the root is named after another domain.
+        """
+        root = next(search_roots(self, ()))
+        try:
+            return self.directory(domain)
+        except DataError:
+            if not (self._is_domain(root.name, domain) or self._holds_classes(root)):
+                raise
+        for other in self.known_domains:
+            if other != domain and self._is_domain(root.name, other):
+                raise DataError(
+                    f"{self.name}: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
+                    f"{domain!r}, or {root.parent} with {domain!r} in it"
+                )
+        return root
+
+    def _holds_classes(self, root: Path) -> bool:
+        return any(subdirectory(root, self._class_names(name)) is not None for name in self.class_names)
+
+    def _class_names(self, name: str) -> tuple[str, ...]:
+        """Return the names that a class's directory may have."""
+        return (name, *self.class_aliases.get(name, ()))
 
     def _names(self, domain: str) -> tuple[str, ...]:
         """Return the names that a domain's directory may have."""
@@ -123,7 +149,12 @@ class ImageFolders(DataSource):
         self.directory(domain)
 
     def _read(self, domain: str) -> Domain:
-        directory = self.directory(domain)
+        return self._read_from(self.directory(domain), domain)
+
+    def _read_own(self, domain: str) -> Domain:
+        return self._read_from(self.own_directory(domain), domain)
+
+    def _read_from(self, directory: Path, domain: str) -> Domain:
         train, test = self._divide(directory, domain)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
@@ -148,7 +179,7 @@ class ImageFolders(DataSource):
         """Return the files of ``domain`` in a list file with lines ``domain/class/file`` and an optional label."""
         labels: dict[str, int] = {}
         for label, name in enumerate(self.class_names):
-            for each in (name, *self.class_aliases.get(name, ())):
+            for each in self._class_names(name):
                 labels[normal_name(each)] = label
         found: Files = []
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
