@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,6 +22,11 @@ from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
+
+Duplicates = Literal["refuse", "warn", "drop"]
+"""What becomes of test images that are training images. ``warn``: they are counted, said and scored. ``drop``: a domain
+is without the test images that have the same bytes as one of its training images; others are said. ``refuse``: the run
+ends before its first round."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
 
@@ -73,6 +78,8 @@ class DataSource(ABC):
     known_domains: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     """True if the images are generated and need no files."""
+    own_images: ClassVar[bool] = False
+    """True if the images are the user's own, who can correct them. An image with two labels is then refused."""
 
     domains: Names
     image_size: ImageSize = 32
@@ -100,6 +107,11 @@ class DataSource(ABC):
         With such a setting there is no differential privacy: the number of scored images would tell of training images.
         """
         return ""
+
+    @property
+    def on_duplicates(self) -> Duplicates:
+        """What becomes of test images that are training images."""
+        return "warn"
 
     @property
     def resizing(self) -> Resize:

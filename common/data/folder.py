@@ -10,7 +10,8 @@ import torch
 
 from common.config import Fraction, Names, check, checked
 from common.data.batches import Split
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, search_roots
+from common.data.cache import warn_once
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, Duplicates, ImageSize, search_roots
 from common.data.image_files import (
     HEIF_SUFFIXES,
     SUFFIXES,
@@ -20,8 +21,8 @@ from common.data.image_files import (
     is_image,
     without_duplicates,
 )
-from common.data.image_folders import Duplicates, Files, dropping, per_class_fraction, read_images
-from common.data.listings import SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets, warn_once
+from common.data.image_folders import Files, dropping, per_class_fraction, read_images
+from common.data.listings import SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
 from common.data.names import coinciding, name_key, split_of
 from common.errors import DataError, nearest, some_of
 from common.extras import install_command
@@ -44,8 +45,7 @@ class Folder(DataSource):
         classes: names of the class folders, in label order; empty: the sorted union over all domains, which must then
             all be present. On devices that hold one domain each, name the classes, so that all agree on the labels.
         train_fraction: share of each class that is train, in (0, 1), rounded down, but at least one image.
-        duplicates: ``drop``: without the test images that have the same bytes as a training image of the domain;
-            ``keep``: all.
+        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`.
         resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
             ``pad`` adds black to the shorter side.
         listing: name of a CSV or Parquet file in each domain's directory that lists its images, instead of class
@@ -54,12 +54,13 @@ class Folder(DataSource):
     """
 
     name: ClassVar[str] = "folder"
+    own_images: ClassVar[bool] = True
 
     domains: Names = ()
     image_size: ImageSize = 32
     classes: Names = ()
     train_fraction: Fraction = 0.8
-    duplicates: Duplicates = "keep"
+    duplicates: Duplicates = "warn"
     resize: Resize = "squash"
     listing: str = ""
 
@@ -90,6 +91,11 @@ class Folder(DataSource):
     def test_follows_training(self) -> str:
         """See :meth:`DataSource.test_follows_training`."""
         return dropping(self.duplicates)
+
+    @property
+    def on_duplicates(self) -> Duplicates:
+        """``duplicates``."""
+        return self.duplicates
 
     @property
     def resizing(self) -> Resize:
@@ -290,7 +296,7 @@ class Folder(DataSource):
     def _without_duplicates(self, test: SavedSet, train: SavedSet) -> tuple[Split, Sequence[int]]:
         """Return the test images and their rows; with ``duplicates=drop`` without those of ``train``, byte for byte."""
         whole = self._whole(test)
-        if self.duplicates == "keep":
+        if self.duplicates != "drop":
             return whole, range(len(whole))
         known = set(train.digests())
         kept: list[int] = []

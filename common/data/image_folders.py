@@ -8,7 +8,7 @@ import torch
 
 from common.config import Fraction, checked
 from common.data.batches import Split
-from common.data.domain import DataSource, Domain, search_roots
+from common.data.domain import DataSource, Domain, Duplicates, search_roots
 from common.data.image_files import (
     Resize,
     class_folders,
@@ -21,8 +21,6 @@ from common.errors import DataError
 
 Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
-Duplicates = Literal["keep", "drop"]
-"""``drop``: remove the test images that have the same bytes as a training image of the domain; ``keep``: all."""
 
 
 @checked
@@ -35,8 +33,8 @@ class ImageFolders(DataSource):
             ``per_class_fraction``: the first images of each class are train (FedPall).
         train_fraction: the share of each class that ``per_class_fraction`` trains on, in (0, 1).
         rounding: how that number of images is rounded: FedPall rounds for Office and floors for PACS.
-        duplicates: ``keep``: all images, as in the papers. ``drop``: without the test images that have the same bytes
-            as a training image of the domain. The train split, and every client's share of it, stays the same.
+        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`. The papers
+            keep all. The train split, and every client's share of it, stays the same.
     """
 
     known_classes: ClassVar[tuple[str, ...]] = ()
@@ -50,7 +48,7 @@ class ImageFolders(DataSource):
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
     rounding: Literal["round", "floor"] = "round"
-    duplicates: Duplicates = "keep"
+    duplicates: Duplicates = "warn"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -61,6 +59,11 @@ class ImageFolders(DataSource):
     def test_follows_training(self) -> str:
         """See :meth:`DataSource.test_follows_training`."""
         return dropping(self.duplicates)
+
+    @property
+    def on_duplicates(self) -> Duplicates:
+        """``duplicates``."""
+        return self.duplicates
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
@@ -199,10 +202,10 @@ class ImageFolders(DataSource):
 
 
 def dropping(duplicates: Duplicates) -> str:
-    """Return the setting that drops test images for being training images as well; empty if none are dropped."""
-    if duplicates == "drop":
-        return "data.duplicates=drop"
-    return ""
+    """Return the setting that drops or refuses test images for being training images; empty if it only warns."""
+    if duplicates == "warn":
+        return ""
+    return f"data.duplicates={duplicates}"
 
 
 def read_images(

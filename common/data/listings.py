@@ -4,12 +4,10 @@ import csv
 import hashlib
 import io
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data.cache import cached
+from common.data.cache import cached, warn_once
 from common.data.image_files import Resize, decode_image
 from common.data.names import NO, SPLIT_COLUMNS, SPLIT_FLAGS, YES, name_key, split_of
 from common.errors import DataError, some_of
 from common.extras import libraries_of
 from common.regular_files import check_regular, read_small
-
-_log = logging.getLogger(__name__)
 
 PARQUET = (".parquet", ".pq")
 """Suffixes of Parquet files; a list with another suffix is read as CSV."""
@@ -38,12 +34,6 @@ MAX_ARROW_FILE = 2**40
 """Largest Arrow or Parquet file that is opened, bytes."""
 
 _VERSION = 1  # raise when decoding changes
-
-
-@lru_cache(maxsize=1024)
-def warn_once(message: str) -> None:
-    """Log a warning, once in this process: a list is read for its classes, and again for its images."""
-    _log.warning("%s", message)
 
 
 class Listed:

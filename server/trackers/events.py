@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.errors import kind_of, some_of
@@ -16,6 +16,12 @@ if TYPE_CHECKING:  # imports torch, which the text of an event does without
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
+
+MAX_SITES = 12
+"""Clients whose training images are counted at a run's start; the report has all."""
+
+MAX_COLUMNS, MAX_COLUMN = 10, 8
+"""Classes with a column each, and the letters of its name that are shown."""
 
 MAX_ALIKE = 5
 """Lines that are shown of a round before others like them are only counted."""
@@ -76,6 +82,84 @@ def counts_text(answers: Mapping[str, int]) -> str:
         elif count:
             parts.append(f"{count:,} {status}")
     return ", ".join(parts)
+
+
+def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the sites with their training images by class, as lines; the report has all of them.
+
+    Args:
+        names: of the classes, by label.
+        counts: the training images of each class, by client.
+    """
+    sites = list(counts)[:MAX_SITES]
+    if len(names) <= MAX_COLUMNS:
+        lines = _count_table(names, {site: counts[site] for site in sites})
+    else:
+        lines = [f"training images of {len(names)} classes"]
+        for site in sites:
+            held = [count for count in counts[site] if count]
+            lines.append(
+                f"  {site:20} {sum(held):>7,}  {len(held)} classes, {min(held, default=0):,} to "
+                f"{max(held, default=0):,} images each"
+            )
+    if len(counts) > len(sites):
+        lines.append(f"  and {len(counts) - len(sites):,} more clients: goldfinch report has all")
+    return lines + _rare_classes(names, counts)
+
+
+def _count_table(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return a line with the classes' names, and one for each site."""
+    first = max([len("training images"), *(len(site) + 2 for site in counts)])
+    widths = [min(max(len(name), 4), MAX_COLUMN) for name in names]
+    lines: list[str] = []
+    rows = [("training images", "all", list(names))]
+    for site, row in counts.items():
+        rows.append((f"  {site}", f"{sum(row)}", list(map(str, row))))
+    for label, total, cells in rows:
+        line = f"{label:{first}}  {total:>6}"
+        for cell, width in zip(cells, widths, strict=True):
+            line += f"  {cell[:width]:>{width}}"
+        lines.append(line)
+    return lines
+
+
+def _rare_classes(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return lines about classes that no site, or only one of several, has training images of."""
+    nowhere: list[str] = []
+    alone: list[str] = []
+    for label, name in enumerate(names):
+        holders = [site for site, row in counts.items() if row[label]]
+        if not holders:
+            nowhere.append(name)
+        elif len(holders) == 1 and len(counts) > 1:
+            alone.append(f"{name} ({holders[0]})")
+    lines: list[str] = []
+    if nowhere:
+        lines.append(f"  no client trains on {some_of(nowhere, MAX_ALIKE)}")
+    if alone:
+        lines.append(f"  one client alone trains on {some_of(alone, MAX_ALIKE)}")
+    return lines
+
+
+def with_counts(settings: RunSettings, show: Listener, write: Callable[[str], None]) -> Listener:
+    """Return a listener that also writes the sites with their training images by class when the run starts.
+
+    Args:
+        settings: the run's settings.
+        show: the listener that shows everything else.
+        write: shows a line.
+    """
+    counts: dict[str, Sequence[int]] = {}
+
+    def both(name: str, entry: Mapping[str, Any]) -> None:
+        show(name, entry)
+        if name == "registered":
+            counts[str(entry["client"])] = entry["class_counts"]
+        elif name in ("start", "resume"):
+            for line in count_lines(settings.data.class_names, dict(sorted(counts.items()))):
+                write(line)
+
+    return both
 
 
 def waiting_for(settings: RunSettings) -> str:

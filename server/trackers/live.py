@@ -26,7 +26,15 @@ from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.text import duration, size
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
-from server.trackers.events import COUNTS_LESS_EVENT, SCALED_EVENT, Listener, describe, plain_lines, waiting_for
+from server.trackers.events import (
+    COUNTS_LESS_EVENT,
+    SCALED_EVENT,
+    Listener,
+    describe,
+    plain_lines,
+    waiting_for,
+    with_counts,
+)
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -413,9 +421,9 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
             yield lambda name, entry: None  # noqa: ARG005
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
             with LiveView(settings, console) as view:
-                yield view
+                yield with_counts(settings, view, lambda line: console.print(Text(line, "dim", overflow="ellipsis")))
         else:
-            yield plain_lines(settings)
+            yield with_counts(settings, plain_lines(settings), lambda line: print(line, flush=True))
 
 
 @contextlib.contextmanager
