@@ -53,6 +53,9 @@ run that follows a schedule over all rounds.
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
     "data.duplicates": "warn",
+    "data.broken": "refuse",
+    "data.range": [],
+    "data.page": 1,
     "data.augmentation.normalisation": "fixed",
     "model.freeze": "none",
     "model.features": 128,

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from common.config import Names, check, checked
 from common.data.batches import Augmentation, Split
-from common.data.image_files import Resize
+from common.data.image_files import Reading
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
@@ -114,9 +114,9 @@ class DataSource(ABC):
         return "warn"
 
     @property
-    def resizing(self) -> Resize:
-        """How images become squares; exported models repeat it."""
-        return "squash"
+    def reading(self) -> Reading:
+        """How image files become arrays; exported models repeat it."""
+        return Reading()
 
     @cached_property
     def class_count(self) -> int:

@@ -4,17 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from common.config import Fraction, Names, check, checked
+from common.config import Count, Fraction, Names, check, checked
 from common.data.batches import Split
 from common.data.cache import warn_once
 from common.data.domain import DATA_VARIABLE, DataSource, Domain, Duplicates, ImageSize, search_roots
 from common.data.image_files import (
     HEIF_SUFFIXES,
     SUFFIXES,
+    Reading,
     Resize,
     class_folders,
     image_files,
@@ -46,6 +47,11 @@ class Folder(DataSource):
             all be present. On devices that hold one domain each, name the classes, so that all agree on the labels.
         train_fraction: share of each class that is train, in (0, 1), rounded down, but at least one image.
         duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`.
+        broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
+            them out, counts and names them.
+        range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,
+            or 0 and 65535 of 16-bit images.
+        page: the page of a TIFF that is read, from 1.
         resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
             ``pad`` adds black to the shorter side.
         listing: name of a CSV or Parquet file in each domain's directory that lists its images, instead of class
@@ -61,6 +67,9 @@ class Folder(DataSource):
     classes: Names = ()
     train_fraction: Fraction = 0.8
     duplicates: Duplicates = "warn"
+    broken: Literal["refuse", "skip"] = "refuse"
+    range: tuple[float, ...] = ()
+    page: Count = 1
     resize: Resize = "squash"
     listing: str = ""
 
@@ -80,6 +89,10 @@ class Folder(DataSource):
                 found = (root.name,)
             object.__setattr__(self, "domains", found)
         super().__post_init__()
+        ordered = len(self.range) == 2 and self.range[0] < self.range[1]
+        check(
+            not self.range or ordered, f"range must be empty or [black, white], in this order; got {list(self.range)}"
+        )
         if pair := coinciding(self.classes):
             raise ValueError(f"classes: {pair[0]!r} and {pair[1]!r} are two spellings of one name; keep one of them")
         check(
@@ -90,6 +103,8 @@ class Folder(DataSource):
     @property
     def test_follows_training(self) -> str:
         """See :meth:`DataSource.test_follows_training`."""
+        if self.broken == "skip":
+            return "data.broken=skip"
         return dropping(self.duplicates)
 
     @property
@@ -98,9 +113,9 @@ class Folder(DataSource):
         return self.duplicates
 
     @property
-    def resizing(self) -> Resize:
-        """``resize``."""
-        return self.resize
+    def reading(self) -> Reading:
+        """``resize``, ``range``, ``page`` and ``broken``; images are turned upright."""
+        return Reading(self.resize, True, self.range, self.page, self.broken == "skip")
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -226,7 +241,7 @@ class Folder(DataSource):
             elif test:
                 missing = "train images"
             raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")
-        return read_images(domain, train, test, self.image_size, directory, resize=self.resize, upright=True)
+        return read_images(domain, train, test, self.image_size, directory, self.reading)
 
     def _in_class_folders(self, directory: Path) -> tuple[Files, Files]:
         """Return the train and test files of class folders, and warn of files that are not read."""
@@ -275,35 +290,37 @@ class Folder(DataSource):
         """Return the domain of a folder that Hugging Face's datasets wrote."""
         train, test = saved_sets(directory)
         if test is not None:
-            trained = self._whole(train)
+            trained, train_rows = self._whole(train)
             tested, rows = self._without_duplicates(test, train)
-            return Domain(domain, trained, tested, _row_names(train, range(len(trained))), _row_names(test, rows))
-        whole = self._whole(train)
-        train_rows, test_rows = leading_rows(whole.labels.tolist(), self.train_fraction)
-        if self.duplicates == "drop":
-            digests = train.digests()
-            known = {digests[row] for row in train_rows}
-            test_rows = [row for row in test_rows if digests[row] not in known]
-        splits = whole.subset(torch.tensor(train_rows)), whole.subset(torch.tensor(test_rows))
-        return Domain(domain, *splits, _row_names(train, train_rows), _row_names(train, test_rows))
+            return Domain(domain, trained, tested, _row_names(train, train_rows), _row_names(test, rows))
+        whole, rows = self._whole(train)
+        digests = train.digests() if self.duplicates == "drop" else []
+        train_places, test_places = leading_rows(whole.labels.tolist(), self.train_fraction)
+        if digests:
+            known = {digests[rows[place]] for place in train_places}
+            test_places = [place for place in test_places if digests[rows[place]] not in known]
+        splits = whole.subset(torch.tensor(train_places)), whole.subset(torch.tensor(test_places))
+        names = _row_names(train, rows)
+        train_names = tuple(names[place] for place in train_places)
+        return Domain(domain, *splits, train_names, tuple(names[place] for place in test_places))
 
-    def _whole(self, saved: SavedSet) -> Split:
+    def _whole(self, saved: SavedSet) -> tuple[Split, list[int]]:
+        """Return the images of a saved set, and the row of each."""
         labels = [self._label(name, saved.folder) for name in saved.labels()]
         if not labels:
             raise DataError(f"folder: {saved.folder} has no images")
-        return Split(decode_saved(saved, self.image_size, self.resize), torch.tensor(labels, dtype=torch.int64))
+        images, rows = decode_saved(saved, self.image_size, self.reading)
+        return Split(images, torch.tensor([labels[row] for row in rows], dtype=torch.int64)), rows
 
     def _without_duplicates(self, test: SavedSet, train: SavedSet) -> tuple[Split, Sequence[int]]:
         """Return the test images and their rows; with ``duplicates=drop`` without those of ``train``, byte for byte."""
-        whole = self._whole(test)
+        whole, rows = self._whole(test)
         if self.duplicates != "drop":
-            return whole, range(len(whole))
+            return whole, rows
         known = set(train.digests())
-        kept: list[int] = []
-        for row, digest in enumerate(test.digests()):
-            if digest not in known:
-                kept.append(row)
-        return whole.subset(torch.tensor(kept, dtype=torch.int64)), kept
+        digests = test.digests()
+        kept = [place for place, row in enumerate(rows) if digests[row] not in known]
+        return whole.subset(torch.tensor(kept, dtype=torch.int64)), [rows[place] for place in kept]
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.

@@ -10,7 +10,7 @@ from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, Duplicates, search_roots
 from common.data.image_files import (
-    Resize,
+    Reading,
     class_folders,
     decode,
     subdirectory,
@@ -209,14 +209,7 @@ def dropping(duplicates: Duplicates) -> str:
 
 
 def read_images(
-    name: str,
-    train: Files,
-    test: Files,
-    image_size: int,
-    directory: Path,
-    *,
-    resize: Resize = "squash",
-    upright: bool = False,
+    name: str, train: Files, test: Files, image_size: int, directory: Path, reading: Reading | None = None
 ) -> Domain:
     """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
 
@@ -226,20 +219,21 @@ def read_images(
         test: likewise.
         image_size: height and width of the images, pixels.
         directory: the domain's directory, which holds all files.
-        resize: how an image becomes a square; see :data:`~.image_files.Resize`.
-        upright: turn each image as its EXIF orientation says.
+        reading: how the files become arrays; ``None`` reads them as they are stored.
 
     Raises:
         DataError: a file is not an image, or lies outside ``directory``.
     """
+    every = [*train, *test]
+    images, kept = decode([path for path, _ in every], image_size, directory, reading or Reading())
     paths: list[Path] = []
     labels: list[int] = []
-    for path, label in (*train, *test):
+    for index in kept:
+        path, label = every[index]
         paths.append(path)
         labels.append(label)
-    images = decode(paths, image_size, directory, resize=resize, upright=upright)
     targets = torch.tensor(labels, dtype=torch.int64)
-    count = len(train)
+    count = sum(index < len(train) for index in kept)
     splits = Split(images[:count], targets[:count]), Split(images[count:], targets[count:])
     return Domain(name, *splits, tuple(paths[:count]), tuple(paths[count:]))
 

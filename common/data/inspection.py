@@ -9,6 +9,7 @@ from pathlib import Path
 from common.data.batches import Split
 from common.data.cache import warn_once
 from common.data.domain import DataSource, Domain
+from common.data.value_ranges import sliver_of
 from common.errors import DataError, some_of
 
 BLOCK = 4096
@@ -74,6 +75,13 @@ def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = Fa
         DataError: two domains hold the same images; an image of the user's own has two labels; or a test image is a
             training image, and ``data.duplicates=refuse``.
     """
+    for domain in domains:
+        if sliver := sliver_of(domain.train.images.numpy()):
+            low, high = sliver
+            warn_once(
+                f"{source.name}: the training images of {domain.name} hold {low} to {high} of 0 to 255 alone; scale "
+                "them to the whole range (data=folder: data.range)"
+            )
     by_content = _places(domains)
     several = [places for places in by_content.values() if len(places) > 1]
     refused = _same_domains(by_content)

@@ -2,21 +2,17 @@
 
 import csv
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from common.data.cache import cached, warn_once
-from common.data.image_files import Resize, decode_image
+from common.data.cache import cached, file_state, warn_once
+from common.data.image_files import Reading, decode_each, kept_images
 from common.data.names import NO, SPLIT_COLUMNS, SPLIT_FLAGS, YES, name_key, split_of
 from common.errors import DataError, some_of
 from common.extras import libraries_of
@@ -33,7 +29,7 @@ STATE = "state.json"
 MAX_ARROW_FILE = 2**40
 """Largest Arrow or Parquet file that is opened, bytes."""
 
-_VERSION = 1  # raise when decoding changes
+_VERSION = 2  # raise when decoding changes
 
 
 class Listed:
@@ -355,35 +351,26 @@ def _json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def decode_saved(saved: SavedSet, image_size: int, resize: Resize) -> Tensor:
-    """Return the images of a saved set, upright and resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
+def decode_saved(saved: SavedSet, image_size: int, reading: Reading) -> tuple[Tensor, list[int]]:
+    """Return the images of a saved set and their rows, as :func:`~.image_files.decode` does of files; cached on disk.
 
     Args:
         saved: the set.
         image_size: height and width of the returned images, pixels.
-        resize: how an image becomes a square.
+        reading: how they become arrays.
 
     Raises:
-        DataError: a row is no image; the message names it.
+        DataError: rows are no images; the message names them.
     """
-    key: list[str | int] = [_VERSION, "saved", image_size, resize, str(saved.folder)]
+    key: list[str | int] = [_VERSION, "saved", image_size, repr(reading), str(saved.folder)]
     for path in saved.files:
         try:
-            status = path.stat()
+            key += [path.name, *file_state(path)]
         except OSError as error:
             raise DataError(f"folder: {path} cannot be read ({error.strerror}); save the set again") from error
-        key += [path.name, status.st_size, status.st_mtime_ns]
-
-    def decode_row(row: tuple[int, bytes]) -> np.ndarray:
-        number, content = row
-        return decode_image(
-            io.BytesIO(content), image_size, f"{saved.folder}, row {number}", resize=resize, upright=True
-        )
+    names = [f"{saved.folder}, row {number}" for number in range(1, len(saved.labels()) + 1)]
 
     def build() -> dict[str, Tensor]:
-        rows = [(number, content) for number, (content, _) in enumerate(saved.rows(), 1)]
-        with ThreadPoolExecutor() as pool:
-            images = list(pool.map(decode_row, rows))
-        return {"images": torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()}
+        return decode_each([content for content, _ in saved.rows()], names, image_size, reading)
 
-    return cached("saved-images", key, build)["images"]
+    return kept_images(cached("saved-images", key, build), names)
