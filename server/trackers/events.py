@@ -141,25 +141,24 @@ def _rare_classes(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> 
     return lines
 
 
-def with_counts(settings: RunSettings, show: Listener, write: Callable[[str], None]) -> Listener:
-    """Return a listener that also writes the sites with their training images by class when the run starts.
+class SiteCounts:
+    """Collects the training images of each client by class, and has their lines when the run starts.
 
     Args:
         settings: the run's settings.
-        show: the listener that shows everything else.
-        write: shows a line.
     """
-    counts: dict[str, Sequence[int]] = {}
 
-    def both(name: str, entry: Mapping[str, Any]) -> None:
-        show(name, entry)
-        if name == "registered":
-            counts[str(entry["client"])] = entry["class_counts"]
-        elif name in ("start", "resume"):
-            for line in count_lines(settings.data.class_names, dict(sorted(counts.items()))):
-                write(line)
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._counts: dict[str, Sequence[int]] = {}
 
-    return both
+    def lines(self, name: str, entry: Mapping[str, Any]) -> list[str]:
+        """Return the lines to show after an event: those of :func:`count_lines` when the run starts, else none."""
+        if name == "registered" and "class_counts" in entry:
+            self._counts[str(entry["client"])] = entry["class_counts"]
+        if name not in ("start", "resume") or not self._counts:
+            return []
+        return count_lines(self._settings.data.class_names, dict(sorted(self._counts.items())))
 
 
 def waiting_for(settings: RunSettings) -> str:
@@ -178,6 +177,7 @@ def plain_lines(settings: RunSettings) -> Listener:
     started = time.perf_counter()
     rounds = settings.train.rounds if settings.method.trains else 0
     repeats = Repeats()
+    counts = SiteCounts(settings)
     if settings.engine.get("name") != "inline":
         print(f"{waiting_for(settings)} ...", flush=True)
 
@@ -187,6 +187,8 @@ def plain_lines(settings: RunSettings) -> Listener:
             lines.append(f"wrote {settings.output_folder}")
         for line in lines:
             print(f"[{time.perf_counter() - started:7.1f} s] {line}", flush=True)
+        for line in counts.lines(name, entry):
+            print(line, flush=True)
 
     return show
 

@@ -30,10 +30,10 @@ from server.trackers.events import (
     COUNTS_LESS_EVENT,
     SCALED_EVENT,
     Listener,
+    SiteCounts,
     describe,
     plain_lines,
     waiting_for,
-    with_counts,
 )
 
 SUMMARIES = ("average", "worst", "validation")
@@ -89,6 +89,7 @@ class LiveView:
         self.bytes = {"up": 0, "down": 0}
         self.last_bytes = {"up": 0, "down": 0}
         self.notes: list[str] = []
+        self._counts = SiteCounts(settings)
         self._live = Live(self, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -106,6 +107,8 @@ class LiveView:
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
         """Receive an event."""
+        for line in self._counts.lines(name, entry):
+            self._live.console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
         if name in ("start", "resume"):
             self._start(entry)
         elif name == "registered" and self.state.startswith("waiting"):
@@ -421,9 +424,9 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
             yield lambda name, entry: None  # noqa: ARG005
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
             with LiveView(settings, console) as view:
-                yield with_counts(settings, view, lambda line: console.print(Text(line, "dim", overflow="ellipsis")))
+                yield view
         else:
-            yield with_counts(settings, plain_lines(settings), lambda line: print(line, flush=True))
+            yield plain_lines(settings)
 
 
 @contextlib.contextmanager
