@@ -322,13 +322,10 @@ def _opened(source: Path | bytes) -> Path | BinaryIO:
 
 
 def _listed(problems: Sequence[str]) -> str:
-    """Return all problems of a domain in one message."""
+    """Return all problems of a domain in one line, since some records keep only the first line of an error."""
     if len(problems) == 1:
         return problems[0]
-    lines = "\n".join(problems[:MAX_LISTED])
-    if len(problems) > MAX_LISTED:
-        lines += f"\nand {len(problems) - MAX_LISTED:,} more"
-    return f"{len(problems):,} files are not images that can be read:\n{lines}"
+    return f"{len(problems):,} files are not images that can be read: {some_of(problems, MAX_LISTED)}"
 
 
 def decode_image(

@@ -57,7 +57,7 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
         except DataError as error:
             errors.append(str(error))
     if errors:
-        raise DataError("\n".join(dict.fromkeys(errors)))
+        raise DataError("; ".join(dict.fromkeys(errors)))
     compare(source, found, private=private)
     for message in _unused_classes(source, found):
         warn_once(f"{source.name}: {message}")
@@ -97,7 +97,7 @@ def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = Fa
     else:
         said += copies
     if refused and not private:
-        raise DataError("\n".join(f"{source.name}: {message}" for message in refused))
+        raise DataError("; ".join(f"{source.name}: {message}" for message in refused))
     for message in [*refused, *said]:
         warn_once(f"{source.name}: {message}")
 
