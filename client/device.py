@@ -17,6 +17,7 @@ from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.data.batches import Split
+from common.data.inspection import compare
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
@@ -116,6 +117,8 @@ class Device:
         """Return the client's training split and its validation split."""
         if self._own is None:
             domain = self.settings.data.load(self.spec.domain, self.data_root)
+            if not self.simulated and not self.privacy.counts:
+                compare(self.settings.data, [domain])
             trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
             self.privacy.note_training(domain, trained, self.scores)
             hashed = [trained, domain.train.labels]
@@ -132,7 +135,7 @@ class Device:
             known = ", ".join(self.scores) or "nothing"
             raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {known}")
         if domain not in self._test_splits:
-            loaded = self.settings.data.load(domain, self.data_root)
+            loaded = self.settings.data.load(domain, self.data_root, own=domain == self.spec.domain)
             split = self.settings.protocol.test_split(loaded)
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")

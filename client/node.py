@@ -20,6 +20,7 @@ from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
 from client.resident.messages import Question, Reply
+from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy
@@ -169,6 +170,8 @@ class Node:
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
+        if data_root is None and settings.data.root is None:
+            data_root = os.environ.get(DATA_VARIABLE)
         if data_root is not None:
             data_root = str(data_root)
         scores = self._scores(settings)

@@ -29,6 +29,9 @@ NOT_THE_RESULT = (
 )
 """Settings, and groups of them, that do not change a run's results."""
 
+CLASS_NAMES = "class_names"
+"""Entry of ``config.yaml`` for its readers: the classes by label, which the folders had when the run began."""
+
 MAX_CONFIG_LENGTH = 100_000
 """Characters of the longest ``config.yaml`` that is read; those of our runs have about 3,000."""
 
@@ -49,7 +52,10 @@ run that follows a schedule over all rounds.
 
 ADDED_SETTINGS: Mapping[str, Any] = {
     "protocol.validation": 0.0,
-    "data.duplicates": "keep",
+    "data.duplicates": "warn",
+    "data.broken": "refuse",
+    "data.range": [],
+    "data.page": 1,
     "data.augmentation.normalisation": "fixed",
     "model.freeze": "none",
     "model.features": 128,
@@ -189,6 +195,9 @@ def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
         settings = content.get(group)
         if isinstance(settings, dict) and settings.get(name, neutral) == neutral:
             settings.pop(name, None)
+    if content["data"].get("duplicates") == "keep":  # its name before images in two places were counted
+        content["data"]["duplicates"] = "warn"
+    content.pop(CLASS_NAMES, None)
     for group, settings in content.items():
         for name, only in removed_of_class(settings).items():
             if content[group].get(name, only) == only:

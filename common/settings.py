@@ -29,6 +29,7 @@ from common.config import (
     to_config,
 )
 from common.data.domain import DataSource
+from common.data.inspection import inspect
 from common.data.protocols import Protocol
 from common.data.views import Views
 from common.errors import ConfigError, nearest
@@ -56,8 +57,20 @@ def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) ->
         raise ConfigError(
             f"{data.test_follows_training}: training images would decide which images are scored, so the number of "
             "scored images would tell of them without noise, and privacy=gaussian refuses it; remove copies from the "
-            "data themselves and set data.duplicates=keep, or choose privacy=none"
+            "data themselves and leave the setting out, or choose privacy=none"
         )
+
+
+def inspect_run(settings: "RunSettings") -> None:
+    """Read and compare all domains of a simulation, those that are only scored too: see :func:`inspect`.
+
+    Raises:
+        DataError: see :func:`inspect`.
+    """
+    protocol, data = settings.protocol, settings.data
+    used = {client.domain for client in protocol.clients(data)} | set(protocol.test_domains(data))
+    domains = [domain for domain in data.domains if domain in used]
+    inspect(data, domains, private=isinstance(settings.privacy, GaussianPrivacy))
 
 
 @checked

@@ -12,8 +12,8 @@ from bench.measure import Counted, census_of, circles, count, imports_of
 
 LIMITS = {
     "classes of a round": 51,
-    "settings": 200,
-    "settings never set": 94,
+    "settings": 203,
+    "settings never set": 97,
     "settings never set nor named on a page": 0,
     "kinds of record in a run's folder": 10,
     "commands": 16,
@@ -26,7 +26,7 @@ LIMITS = {
 FUNCTIONS, FILES = 279, 32
 """The most functions and files that the second round of FPL on the inline engine may run through."""
 
-WORDS = 55_000
+WORDS = 55_300
 """The most words of Markdown."""
 
 WORDS_OF_PAGES = {"README.md": 1_200, "SECURITY.md": 3_000, "docs/deploy.md": 3_000, "docs/results/board.md": 1_500}

@@ -9,6 +9,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -19,6 +20,12 @@ CACHE_VARIABLE = "GOLDFINCH_CACHE"
 _log = logging.getLogger(__name__)
 
 
+@lru_cache(maxsize=1024)
+def warn_once(message: str) -> None:
+    """Log a warning about data, once in this process: files are read for their names, and again for their images."""
+    _log.warning("%s", message)
+
+
 def cache_directory() -> Path:
     """Return $GOLDFINCH_CACHE, or ~/.cache/goldfinch if it is not set."""
     chosen = os.environ.get(CACHE_VARIABLE)
@@ -27,12 +34,25 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "goldfinch"
 
 
+def file_state(path: Path) -> list[str | int]:
+    """Return what changes when a file is written, replaced or takes another's name, for a key of :func:`cached`.
+
+    Two files that are renamed into each other may have equal sizes and times of writing. Their numbers on the disk and
+    the times of the last change of their entries differ.
+
+    Raises:
+        OSError: the file cannot be found.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
 def cached(kind: str, key: Sequence[str | int], build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of ``build()``, from the cache if they are in it.
 
     Args:
         kind: the prefix of the file's name.
-        key: everything the tensors depend on, such as file names, sizes, times and options.
+        key: everything the tensors depend on, such as file names, :func:`file_state` and options.
         build: builds the tensors. If it raises, the error is passed on and nothing is stored.
     """
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]

@@ -75,6 +75,10 @@ def read_usps(directory: Path, train: bool) -> Arrays:
         raise DataError(f"usps: {path} is missing; put LIBSVM's usps.bz2 and usps.t.bz2 there") from error
     except (OSError, ValueError, EOFError) as error:
         raise damaged(path, error) from error
+    if values.min() >= 0:
+        raise damaged(
+            path, f"values from {values.min():g} to {values.max():g}; those of LIBSVM's usps.bz2 are in -1..1"
+        )
     grey = ((values.toarray() + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
     return grey.reshape(-1, 16, 16), classes.astype(np.int64) - 1
 

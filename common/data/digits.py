@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.config import Names, checked
 from common.data.batches import Split
-from common.data.cache import cached
+from common.data.cache import cached, file_state
 from common.data.digit_files import (
     Arrays,
     existing,
@@ -21,6 +21,7 @@ from common.data.digit_files import (
     read_usps,
 )
 from common.data.domain import DataSource, Domain, search_roots
+from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.extras import libraries_of
 
@@ -100,6 +101,12 @@ class Digits(DataSource):
                     )
                 if labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
                     raise DataError(f"digits: {domain} in {place} has labels that are not digits 0..9")
+                if sliver := sliver_of(images):
+                    low, high = sliver
+                    raise DataError(
+                        f"digits: the {part} images of {domain} in {place} hold {low} to {high} of 0 to 255; fetch the "
+                        "published files"
+                    )
                 found[f"{part}_images"] = resized(images, self.image_size)
                 found[f"{part}_labels"] = torch.from_numpy(labels)
             return found
@@ -164,14 +171,13 @@ def _rgb(images: Tensor) -> Tensor:
 
 
 def _state(place: Path) -> list[str | int]:
-    """Return name, size and time of every file of the domain, for the cache's key."""
+    """Return name and state of every file of the domain, for the cache's key."""
     files = [place]
     if place.is_dir():
         files = sorted(path for path in place.rglob("*") if path.is_file())
     state: list[str | int] = [str(place)]
     for path in files:
-        status = path.stat()
-        state += [str(path.relative_to(place.parent)), status.st_size, status.st_mtime_ns]
+        state += [str(path.relative_to(place.parent)), *file_state(path)]
     return state
 
 

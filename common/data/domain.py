@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from common.config import Names, check, checked
 from common.data.batches import Augmentation, Split
-from common.data.image_files import Resize
+from common.data.image_files import Reading
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
+
+Duplicates = Literal["refuse", "warn", "drop"]
+"""What becomes of test images that are training images. ``warn``: they are counted, said and scored. ``drop``: a domain
+is without the test images that have the same bytes as one of its training images; others are said. ``refuse``: the run
+ends before its first round."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
 
@@ -73,6 +78,8 @@ class DataSource(ABC):
     known_domains: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     """True if the images are generated and need no files."""
+    own_images: ClassVar[bool] = False
+    """True if the images are the user's own, who can correct them. An image with two labels is then refused."""
 
     domains: Names
     image_size: ImageSize = 32
@@ -102,16 +109,21 @@ class DataSource(ABC):
         return ""
 
     @property
-    def resizing(self) -> Resize:
-        """How images become squares; exported models repeat it."""
-        return "squash"
+    def on_duplicates(self) -> Duplicates:
+        """What becomes of test images that are training images."""
+        return "warn"
+
+    @property
+    def reading(self) -> Reading:
+        """How image files become arrays; exported models repeat it."""
+        return Reading()
 
     @cached_property
     def class_count(self) -> int:
         """Number of classes K."""
         return len(self.class_names)
 
-    def load(self, domain: str, root: str | None = None) -> Domain:
+    def load(self, domain: str, root: str | None = None, *, own: bool = True) -> Domain:
         """Return the domain's images and labels, read once per process, and cached on disk if decoding takes time.
 
         Only this domain's files are read, so a device needs the data of no other domain.
@@ -119,6 +131,8 @@ class DataSource(ABC):
         Args:
             domain: one of ``domains``.
             root: the folder of the files instead of ``self.root`` (a node's data-dir).
+            own: whether ``root`` may be the domain's own folder, as on a device that holds this domain alone. Without
+                ``root``, as in a simulation, it never is: one folder would serve as every domain.
 
         Raises:
             DataError: unknown domain, missing or damaged files, or an empty split.
@@ -130,7 +144,7 @@ class DataSource(ABC):
         with _load_lock:
             if place not in self._sources:
                 self._sources[place] = dataclasses.replace(self, augmentation=Augmentation(), root=place)
-            return _load(self._sources[place], domain)
+            return _load(self._sources[place], domain, own=own and bool(root) and place is not None)
 
     @cached_property
     def _sources(self) -> dict[str | None, DataSource]:
@@ -166,10 +180,17 @@ class DataSource(ABC):
     def _read(self, domain: str) -> Domain:
         """Return ``domain`` read from ``self.root``, an absolute path."""
 
+    def _read_own(self, domain: str) -> Domain:
+        """Return ``domain`` read from ``self.root``, which may be its own folder: a device holds this domain alone."""
+        return self._read(domain)
+
 
 @lru_cache(maxsize=32)
-def _load(source: DataSource, domain: str) -> Domain:
-    found = source._read(domain)
+def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
+    if own:
+        found = source._read_own(domain)
+    else:
+        found = source._read(domain)
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
             place = ""

@@ -1,33 +1,33 @@
 """The user's own images: every directory of class folders, or with a list of images, is a domain."""
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from common.config import Fraction, Names, check, checked
+from common.config import Count, Fraction, Names, check, checked
 from common.data.batches import Split
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, ImageSize, search_roots
+from common.data.cache import warn_once
+from common.data.domain import DATA_VARIABLE, DataSource, Domain, Duplicates, ImageSize, search_roots
 from common.data.image_files import (
     HEIF_SUFFIXES,
     SUFFIXES,
+    Reading,
     Resize,
     class_folders,
     image_files,
     is_image,
     without_duplicates,
 )
-from common.data.image_folders import Duplicates, Files, dropping, per_class_fraction, read_images
-from common.data.listings import TEST_NAMES, SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
-from common.errors import DataError, nearest
+from common.data.image_folders import Files, dropping, per_class_fraction, read_images
+from common.data.listings import SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
+from common.data.names import coinciding, name_key, split_of
+from common.errors import DataError, nearest, some_of
 from common.extras import install_command
 
-_TRAIN_NAMES = ("train",)
-_log = logging.getLogger(__name__)
 _NOT_OURS = (".", "__", "@")
 """Prefixes of folders that programs create: hidden ones, __pycache__, __MACOSX, a file server's @eaDir."""
 
@@ -36,8 +36,9 @@ _NOT_OURS = (".", "__", "@")
 class Folder(DataSource):
     """``<root>/<domain>/<class>/<image>``, ``<root>/<domain>/{train,test}/<class>/<image>``, or a list in each domain.
 
-    As a node's data-dir, the root may also be the domain's own directory. Without train and test folders the leading
-    ``train_fraction`` of each class, by file name, is train. A domain may lack a class: it has no samples of it.
+    As a node's data-dir, the root may also be the domain's own directory. A root with train and test folders is one
+    domain. Without such folders the leading ``train_fraction`` of each class, by file name, is train. A domain may lack
+    a class: it has no samples of it. Words of splits (:data:`~common.data.names.SPLIT_WORDS`) count in any case.
     A domain's directory may also be one that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
 
     Attributes:
@@ -45,8 +46,12 @@ class Folder(DataSource):
         classes: names of the class folders, in label order; empty: the sorted union over all domains, which must then
             all be present. On devices that hold one domain each, name the classes, so that all agree on the labels.
         train_fraction: share of each class that is train, in (0, 1), rounded down, but at least one image.
-        duplicates: ``drop``: without the test images that have the same bytes as a training image of the domain;
-            ``keep``: all.
+        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`.
+        broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
+            them out, counts and names them.
+        range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,
+            or 0 and 65535 of 16-bit images.
+        page: the page of a TIFF that is read, from 1.
         resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
             ``pad`` adds black to the shorter side.
         listing: name of a CSV or Parquet file in each domain's directory that lists its images, instead of class
@@ -55,12 +60,16 @@ class Folder(DataSource):
     """
 
     name: ClassVar[str] = "folder"
+    own_images: ClassVar[bool] = True
 
     domains: Names = ()
     image_size: ImageSize = 32
     classes: Names = ()
     train_fraction: Fraction = 0.8
-    duplicates: Duplicates = "keep"
+    duplicates: Duplicates = "warn"
+    broken: Literal["refuse", "skip"] = "refuse"
+    range: tuple[float, ...] = ()
+    page: Count = 1
     resize: Resize = "squash"
     listing: str = ""
 
@@ -74,8 +83,18 @@ class Folder(DataSource):
                     "name the domains (data.domains=[a,b]), or set data.root to a directory that holds one directory "
                     f"per domain; data.root={self.root} {state}"
                 )
-            object.__setattr__(self, "domains", tuple(path.name for path in _directories(Path(self.root).expanduser())))
+            root = Path(self.root).expanduser().absolute()
+            found = tuple(path.name for path in _directories(root))
+            if _has_parts(root):  # train/ and test/ of one domain are no two domains
+                found = (root.name,)
+            object.__setattr__(self, "domains", found)
         super().__post_init__()
+        ordered = len(self.range) == 2 and self.range[0] < self.range[1]
+        check(
+            not self.range or ordered, f"range must be empty or [black, white], in this order; got {list(self.range)}"
+        )
+        if pair := coinciding(self.classes):
+            raise ValueError(f"classes: {pair[0]!r} and {pair[1]!r} are two spellings of one name; keep one of them")
         check(
             Path(self.listing).name == self.listing,
             f"listing: {self.listing!r} must be the name of a file in each domain's folder",
@@ -84,12 +103,19 @@ class Folder(DataSource):
     @property
     def test_follows_training(self) -> str:
         """See :meth:`DataSource.test_follows_training`."""
+        if self.broken == "skip":
+            return "data.broken=skip"
         return dropping(self.duplicates)
 
     @property
-    def resizing(self) -> Resize:
-        """``resize``."""
-        return self.resize
+    def on_duplicates(self) -> Duplicates:
+        """``duplicates``."""
+        return self.duplicates
+
+    @property
+    def reading(self) -> Reading:
+        """``resize``, ``range``, ``page`` and ``broken``; images are turned upright."""
+        return Reading(self.resize, True, self.range, self.page, self.broken == "skip")
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -103,26 +129,43 @@ class Folder(DataSource):
         root = self._root()
         if root is None:
             raise DataError(f"folder: name the classes (data.classes=[a,b]), or set data.root or {DATA_VARIABLE}")
-        found: set[str] = set()
+        found: dict[str, Path] = {}
         for domain in self.domains:
             directory = Path(root) / domain
+            if _is_one_domain(Path(root), domain):
+                directory = Path(root)
             if not directory.is_dir():
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
                     f"{_domains_near(domain, Path(root))}. Put it there, or name the classes (data.classes=[a,b]) so "
                     "that every device agrees on the labels"
                 )
-            if self.listing:
-                found.update(item.label for item in read_list(directory, self.listing))
-                continue
-            if is_saved(directory):
-                found.update(_saved_names(directory))
-                continue
-            for base in _bases(directory):
-                found.update(map(_class_name, _directories(base)))
+            for name, place in self._classes_in(directory).items():
+                found.setdefault(name, place)
         if not found:
             raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
+        if pair := coinciding(found):
+            first, second = pair
+            raise DataError(
+                f"folder: {first!r} ({found[first]}) and {second!r} ({found[second]}) are two spellings of one class; "
+                "give them one name. If they are two classes, give them names that differ in more than case, space, "
+                "hyphens and underscores"
+            )
         return tuple(sorted(found))
+
+    def _classes_in(self, directory: Path) -> dict[str, Path]:
+        """Return the names of a domain's classes, each with the place where it was found first."""
+        found: dict[str, Path] = {}
+        if self.listing:
+            for item in read_list(directory, self.listing):
+                found.setdefault(item.label, directory / self.listing)
+            return found
+        if is_saved(directory):
+            return dict.fromkeys(_saved_names(directory), directory)
+        for base in _bases(directory):
+            for folder in _directories(base):
+                found.setdefault(_class_name(folder), folder)
+        return found
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
@@ -131,28 +174,58 @@ class Folder(DataSource):
         return "Put images there as <domain>/<class>/*.png, or <domain>/{train,test}/<class>/*.png."
 
     def directory(self, domain: str) -> Path:
-        """Return ``<root>/<domain>``, or the root itself if it is the domain's own directory.
+        """Return ``<root>/<domain>``; the root itself if it holds train and test folders and nothing names domains.
 
         Raises:
-            DataError: neither exists.
+            DataError: it does not exist.
         """
         (root,) = search_roots(self, ())
         if (root / domain).is_dir():
             return root / domain
-        if root.name == domain or is_saved(root) or (self.listing and (root / self.listing).is_file()):
+        if _is_one_domain(root, domain):
             return root
+        remedy = f"{_domains_near(domain, root)}. {self.layout()}"
+        if root.name == domain or self._is_a_domain(root):
+            remedy = f"{root} is the folder of one domain: give the folder above it, {root.parent}"
+        raise DataError(f"folder: domain {domain!r} is not in {root}; {remedy}")
+
+    def own_directory(self, domain: str) -> Path:
+        """Return the domain's directory on a device, where the root may be the domain's own.
+
+        Raises:
+            DataError: the directory was not found, or the root is named after another domain.
+        """
+        (root,) = search_roots(self, ())
+        if (root / domain).is_dir() or not (root.name == domain or self._is_a_domain(root)):
+            return self.directory(domain)
+        for other in self.domains:
+            if other != domain and name_key(other) == name_key(root.name):
+                raise DataError(
+                    f"folder: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
+                    f"{domain!r}, or {root.parent} with {domain!r} in it"
+                )
+        return root
+
+    def _is_a_domain(self, root: Path) -> bool:
+        """Return whether ``root`` holds what a domain's folder does: a saved set, the list, or known class folders."""
+        if is_saved(root) or (self.listing and (root / self.listing).is_file()):
+            return True
         for base in _bases(root):
-            for path in _directories(base):
-                if path.name in self.classes:
-                    return root
-        raise DataError(f"folder: domain {domain!r} is not in {root}; {_domains_near(domain, root)}. {self.layout()}")
+            if any(path.name in self.classes for path in _directories(base)):
+                return True
+        return False
 
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`."""
         self.directory(domain)
 
     def _read(self, domain: str) -> Domain:
-        directory = self.directory(domain)
+        return self._read_from(self.directory(domain), domain)
+
+    def _read_own(self, domain: str) -> Domain:
+        return self._read_from(self.own_directory(domain), domain)
+
+    def _read_from(self, directory: Path, domain: str) -> Domain:
         if is_saved(directory) and not self.listing:
             return self._read_saved(domain, directory)
         if self.listing:
@@ -168,12 +241,13 @@ class Folder(DataSource):
             elif test:
                 missing = "train images"
             raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")
-        return read_images(domain, train, test, self.image_size, directory, resize=self.resize, upright=True)
+        return read_images(domain, train, test, self.image_size, directory, self.reading)
 
     def _in_class_folders(self, directory: Path) -> tuple[Files, Files]:
         """Return the train and test files of class folders, and warn of files that are not read."""
         self._check_folders(directory)
         _warn_of_skipped(directory)
+        _warn_of_unread(directory)
         train_folder, test_folder = _part_folders(directory)
         if train_folder is None or test_folder is None:
             return _leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
@@ -216,35 +290,37 @@ class Folder(DataSource):
         """Return the domain of a folder that Hugging Face's datasets wrote."""
         train, test = saved_sets(directory)
         if test is not None:
-            trained = self._whole(train)
+            trained, train_rows = self._whole(train)
             tested, rows = self._without_duplicates(test, train)
-            return Domain(domain, trained, tested, _row_names(train, range(len(trained))), _row_names(test, rows))
-        whole = self._whole(train)
-        train_rows, test_rows = leading_rows(whole.labels.tolist(), self.train_fraction)
-        if self.duplicates == "drop":
-            digests = train.digests()
-            known = {digests[row] for row in train_rows}
-            test_rows = [row for row in test_rows if digests[row] not in known]
-        splits = whole.subset(torch.tensor(train_rows)), whole.subset(torch.tensor(test_rows))
-        return Domain(domain, *splits, _row_names(train, train_rows), _row_names(train, test_rows))
+            return Domain(domain, trained, tested, _row_names(train, train_rows), _row_names(test, rows))
+        whole, rows = self._whole(train)
+        digests = train.digests() if self.duplicates == "drop" else []
+        train_places, test_places = leading_rows(whole.labels.tolist(), self.train_fraction)
+        if digests:
+            known = {digests[rows[place]] for place in train_places}
+            test_places = [place for place in test_places if digests[rows[place]] not in known]
+        splits = whole.subset(torch.tensor(train_places)), whole.subset(torch.tensor(test_places))
+        names = _row_names(train, rows)
+        train_names = tuple(names[place] for place in train_places)
+        return Domain(domain, *splits, train_names, tuple(names[place] for place in test_places))
 
-    def _whole(self, saved: SavedSet) -> Split:
+    def _whole(self, saved: SavedSet) -> tuple[Split, list[int]]:
+        """Return the images of a saved set, and the row of each."""
         labels = [self._label(name, saved.folder) for name in saved.labels()]
         if not labels:
             raise DataError(f"folder: {saved.folder} has no images")
-        return Split(decode_saved(saved, self.image_size, self.resize), torch.tensor(labels, dtype=torch.int64))
+        images, rows = decode_saved(saved, self.image_size, self.reading)
+        return Split(images, torch.tensor([labels[row] for row in rows], dtype=torch.int64)), rows
 
     def _without_duplicates(self, test: SavedSet, train: SavedSet) -> tuple[Split, Sequence[int]]:
         """Return the test images and their rows; with ``duplicates=drop`` without those of ``train``, byte for byte."""
-        whole = self._whole(test)
-        if self.duplicates == "keep":
-            return whole, range(len(whole))
+        whole, rows = self._whole(test)
+        if self.duplicates != "drop":
+            return whole, rows
         known = set(train.digests())
-        kept: list[int] = []
-        for row, digest in enumerate(test.digests()):
-            if digest not in known:
-                kept.append(row)
-        return whole.subset(torch.tensor(kept, dtype=torch.int64)), kept
+        digests = test.digests()
+        kept = [place for place, row in enumerate(rows) if digests[row] not in known]
+        return whole.subset(torch.tensor(kept, dtype=torch.int64)), [rows[place] for place in kept]
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.
@@ -310,7 +386,25 @@ def _warn_of_skipped(directory: Path) -> None:
         folders += _directories(base)
     skipped = _skipped(folders)
     if skipped:
-        _log.warning("folder: %s: not read: %s; %s are", directory.name, skipped, ", ".join(sorted(SUFFIXES)))
+        warn_once(f"folder: {directory}: not read: {skipped}; {', '.join(sorted(SUFFIXES))} are")
+
+
+def _warn_of_unread(directory: Path) -> None:
+    """Log which folders next to a domain's train and test folders are not read, with the number of their images."""
+    bases = _bases(directory)
+    if bases == [directory]:
+        return
+    unread: list[str] = []
+    for folder in _directories(directory):
+        if folder not in bases:
+            count = sum(map(is_image, folder.rglob("*")))
+            unread.append(f"{folder.name}/ ({count} images)")
+    if unread:
+        read = " and ".join(f"{base.name}/" for base in bases)
+        warn_once(
+            f"folder: {directory}: not read: {some_of(unread, 5)}; only {read} are. Move images there that are to be "
+            "trained on or scored"
+        )
 
 
 def _skipped(folders: Sequence[Path]) -> str:
@@ -345,16 +439,32 @@ def _row_names(saved: SavedSet, rows: Sequence[int]) -> tuple[Path, ...]:
     return tuple(saved.folder / f"row {row}" for row in rows)
 
 
-def _existing(directory: Path, names: Sequence[str]) -> Path | None:
-    for name in names:
-        if (directory / name).is_dir():
-            return directory / name
-    return None
-
-
 def _part_folders(directory: Path) -> tuple[Path | None, Path | None]:
-    """Return the folders of a domain's train and test images; ``None`` for one that does not exist."""
-    return _existing(directory, _TRAIN_NAMES), _existing(directory, TEST_NAMES)
+    """Return the folders of a domain's train and test images; ``None`` for one that does not exist.
+
+    Words of splits count in any case. A folder of validation images is that of the test images if there is no other.
+
+    Raises:
+        DataError: two folders are of one split.
+    """
+    found: dict[str, Path] = {}
+    for path in _directories(directory):
+        part = split_of(path.name)
+        if part in found:
+            raise DataError(f"folder: {found[part]} and {path} are both of the {part} images; join them")
+        if part:
+            found[part] = path
+    return found.get("train"), found.get("test", found.get("validation"))
+
+
+def _has_parts(directory: Path) -> bool:
+    """Return whether a folder holds both a folder of train images and one of test images."""
+    return None not in _part_folders(directory)
+
+
+def _is_one_domain(root: Path, domain: str) -> bool:
+    """Return whether the root is itself the only domain: it has that name, and folders of train and test images."""
+    return root.name == domain and not (root / domain).is_dir() and root.is_dir() and _has_parts(root)
 
 
 def _bases(directory: Path) -> list[Path]:

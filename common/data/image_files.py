@@ -1,11 +1,13 @@
 """Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
 
+import io
 import os
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -16,8 +18,10 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
-from common.data.cache import cached
-from common.errors import DataError
+from common.data.cache import cached, file_state, warn_once
+from common.data.names import normal_name
+from common.data.value_ranges import Remark, check_remarks, extrema_of, remark_on
+from common.errors import DataError, some_of
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
@@ -58,24 +62,31 @@ TILE_SIZES = (322, 323)
 BLOCK_ROWS = 256
 """Rows of a 16-bit image that are scaled to 8 bits at a time."""
 
+MAX_LISTED = 20
+"""Files that one message names."""
+
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 1  # raise when decoding changes
+_VERSION = 2  # raise when decoding changes
 
 
-def normal_name(name: str) -> str:
-    """Return a folder name without case and separators, so that 'Real World' and 'real_world' are the same."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
+    """Return the directory in ``parent`` that has one of ``names``, ignoring case and separators.
 
-
-def subdirectory(parent: Path, name: str) -> Path | None:
-    """Return the directory ``name`` in ``parent``, ignoring case and separators; ``None`` if it does not exist."""
-    if (parent / name).is_dir():
-        return parent / name
-    wanted = normal_name(name)
+    Raises:
+        DataError: several directories have; the message names them.
+    """
+    wanted = {normal_name(name) for name in names}
+    found: list[Path] = []
     for path in sorted(parent.iterdir()):
-        if path.is_dir() and normal_name(path.name) == wanted:
-            return path
+        if normal_name(path.name) in wanted and path.is_dir() and not path.name.startswith("."):
+            found.append(path)
+    if len({path.resolve() for path in found}) > 1:
+        raise DataError(
+            f"{found[0]} and {found[1]} are two folders of one name; join them, or take the one out that is not meant"
+        )
+    if found:
+        return found[0]
     return None
 
 
@@ -123,11 +134,11 @@ def class_folders(
         directory: holds one folder per class.
         class_names: the label is the index into them.
         aliases: other names that the folder of a class may have.
-        exact: folder names must equal the class names, and a class may be absent: for users' own folders, where 'a' and
-            'A' may be two classes. Otherwise case and separators are ignored, and every class must be present.
+        exact: folder names must equal the class names, and a class may be absent: for users' own folders, of which the
+            class names are. Otherwise case and separators are ignored, and every class must be present.
 
     Raises:
-        DataError: a class folder is missing or empty and not ``exact``.
+        DataError: not ``exact``, and a class folder is missing or empty, or several folders are of one class.
     """
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(class_names):
@@ -135,7 +146,7 @@ def class_folders(
         if exact and not (directory / name).is_dir():
             folder = None
         if not exact:
-            folder = _first_subdirectory(directory, (name, *(aliases or {}).get(name, ())))
+            folder = subdirectory(directory, (name, *(aliases or {}).get(name, ())))
         files: list[Path] = []
         if folder is not None:
             files = image_files(folder)
@@ -146,14 +157,6 @@ def class_folders(
         for path in files:
             found.append((path, label))
     return found
-
-
-def _first_subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
-    for name in names:
-        found = subdirectory(parent, name)
-        if found is not None:
-            return found
-    return None
 
 
 def check_within(files: Sequence[Path], base: Path) -> None:
@@ -210,54 +213,130 @@ def _content(path: Path) -> bytes:
         raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
 
 
-def decode(
-    files: Sequence[Path], image_size: int, base: Path, *, resize: Resize = "squash", upright: bool = False
-) -> Tensor:
-    """Return the images of ``files``, resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
+@dataclass(frozen=True)
+class Reading:
+    """How images become arrays.
 
-    The cache's key holds the names relative to ``base``, sizes and times of the files, and the options.
+    Args:
+        resize: see :data:`Resize`.
+        upright: turn each image as its EXIF orientation says, as cameras and phones record it.
+        value_range: the values that become black and white; empty: 0 and 255, or 0 and 65535 of 16-bit images.
+        page: the page of a TIFF that is read, from 1.
+        skip_broken: leave out what is no image, and say so; otherwise it is an error.
+    """
+
+    resize: Resize = "squash"
+    upright: bool = False
+    value_range: tuple[float, ...] = ()
+    page: int = 1
+    skip_broken: bool = False
+
+
+def decode(files: Sequence[Path], image_size: int, base: Path, reading: Reading) -> tuple[Tensor, list[int]]:
+    """Return the images of ``files``, and which of the files they are; cached on disk.
+
+    The cache's key holds the names relative to ``base``, the files' state and the options.
 
     Args:
         files: paths of the images.
         image_size: height and width of the returned images, pixels.
         base: directory that holds all files.
-        resize: see :data:`Resize`.
-        upright: turn each image as its EXIF orientation says, as cameras and phones record it.
+        reading: how the files become arrays.
+
+    Returns:
+        uint8 [N, 3, image_size, image_size], and the positions of the N images in ``files``: all, or those that are
+        images.
 
     Raises:
-        DataError: a file cannot be read as an image, or is a link that leads outside ``base``; the message names the
-            first such file.
+        DataError: files cannot be read as images, or a link leads outside ``base``; the message names them.
     """
     check_within(files, base)
-    key: list[str | int] = [_VERSION, image_size, str(base)]
+    key: list[str | int] = [_VERSION, image_size, str(base), repr(reading)]
+    missing: list[str] = []
     for path in files:
         try:
-            status = path.stat()
+            key += [str(path.relative_to(base)), *file_state(path)]
         except OSError as error:
-            raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
-        key += [str(path.relative_to(base)), status.st_size, status.st_mtime_ns]
-    if resize != "squash":
-        key.append(resize)
-    if upright:
-        key.append("upright")
+            missing.append(f"image {path} cannot be read ({error.strerror}); restore it or unlist it")
+    if missing:
+        raise DataError(_listed(missing))
+    names = [str(path) for path in files]
+    return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
 
-    def build() -> dict[str, Tensor]:
-        images = np.empty((len(files), image_size, image_size, 3), dtype=np.uint8)
 
-        def put(index: int) -> None:
-            name = str(files[index])
-            images[index] = decode_image(files[index], image_size, name, resize=resize, upright=upright)
+def decode_each(
+    sources: Sequence[Path | bytes], names: Sequence[str], image_size: int, reading: Reading
+) -> dict[str, Tensor]:
+    """Return ``images``, ``kept`` (the positions of the images among ``sources``) and, if any, ``warning`` (UTF-8).
 
-        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(put, range(len(files))):
-                pass
-        return {"images": torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()}
+    Args:
+        sources: paths, or the encoded images.
+        names: what error messages call them.
+        image_size: height and width of the returned images, pixels.
+        reading: how they become arrays.
 
-    return cached("images", key, build)["images"]
+    Raises:
+        DataError: some are no images, and ``reading`` does not skip them; or most come out black or flat.
+    """
+    images = np.empty((len(sources), image_size, image_size, 3), dtype=np.uint8)
+
+    def put(index: int) -> Remark | str:
+        source = sources[index]
+        try:
+            images[index], remark = _decode(_opened(source), image_size, names[index], reading)
+        except DataError as error:
+            return str(error)
+        return remark
+
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        outcomes = list(pool.map(put, range(len(sources))))
+    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    if broken and not reading.skip_broken:
+        raise DataError(_listed(broken))
+    kept = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, str)]
+    warning = check_remarks([outcome for outcome in outcomes if not isinstance(outcome, str)])
+    tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
+    if broken:
+        tensor = tensor[kept]
+    found = {"images": tensor.contiguous(), "kept": torch.tensor(kept, dtype=torch.int64)}
+    if warning:
+        found["warning"] = torch.tensor(list(warning.encode()), dtype=torch.uint8)
+    return found
+
+
+def kept_images(found: Mapping[str, Tensor], names: Sequence[str]) -> tuple[Tensor, list[int]]:
+    """Return images and positions of what :func:`decode_each` returned, and say what was skipped or may be lost."""
+    if "warning" in found:
+        warn_once(bytes(found["warning"].tolist()).decode())
+    kept = found["kept"].tolist()
+    if len(kept) < len(names):
+        skipped = [names[index] for index in sorted(set(range(len(names))).difference(kept))]
+        warn_once(f"{len(skipped):,} files are no images and are skipped (data.broken=skip): {some_of(skipped)}")
+    return found["images"], kept
+
+
+def _opened(source: Path | bytes) -> Path | BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    return source
+
+
+def _listed(problems: Sequence[str]) -> str:
+    """Return all problems of a domain in one line, since some records keep only the first line of an error."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems):,} files are not images that can be read: {some_of(problems, MAX_LISTED)}"
 
 
 def decode_image(
-    source: Path | BinaryIO, image_size: int, name: str, *, resize: Resize = "squash", upright: bool = False
+    source: Path | BinaryIO,
+    image_size: int,
+    name: str,
+    *,
+    resize: Resize = "squash",
+    upright: bool = False,
+    value_range: tuple[float, ...] = (),
+    page: int = 1,
 ) -> np.ndarray:
     """Return one image as uint8 [image_size, image_size, 3]: grey becomes RGB, and the image is resized (bilinear).
 
@@ -266,25 +345,42 @@ def decode_image(
         image_size: height and width of the returned image, pixels.
         name: what error messages call the image.
         resize: see :data:`Resize`.
-        upright: turn the image as its EXIF orientation says.
+        upright: see :class:`Reading`, as the others.
+        value_range: likewise.
+        page: likewise.
 
     Raises:
         DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, would take
-            far longer to decode than images of its size do, or is a TIFF of a compression or with tiles that are not
-            decoded.
+            far longer to decode than images of its size do, is a TIFF of a compression or with tiles that are not
+            decoded, or has no such page.
     """
+    return _decode(source, image_size, name, Reading(resize, upright, value_range, page))[0]
+
+
+def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Reading) -> tuple[np.ndarray, Remark]:
     try:
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block
         with Image.open(source, formats=formats()) as image:
+            if reading.page > 1 and isinstance(image, TiffImageFile):
+                _seek(image, reading.page)
             _check_size(image)
             _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
-                if upright:
+                if reading.upright:
                     ImageOps.exif_transpose(image, in_place=True)
-                return np.asarray(square(_rgb(image), image_size, resize))
+                extrema = extrema_of(image)
+                read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))
+                return read, remark_on(image, extrema, read, name, ranged=bool(reading.value_range))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
+
+
+def _seek(image: TiffImageFile, page: int) -> None:
+    try:
+        image.seek(page - 1)
+    except EOFError as error:
+        raise OSError(f"it has no page {page}, which data.page names") from error
 
 
 def square(image: Image.Image, size: int, resize: Resize) -> Image.Image:
@@ -356,14 +452,32 @@ def _scans(stream: BinaryIO) -> int:
     return count
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
     """Return the image in RGB; 16-bit grey is scaled to 8 bits (Pillow would clip it at 255)."""
+    if value_range:
+        return _scaled(image, *value_range)
     if image.mode.startswith("I;16") or image.mode == "I":
-        image.load()
-        grey = np.empty((image.height, image.width), dtype=np.uint8)
-        for top in range(0, image.height, BLOCK_ROWS):
-            bottom = min(top + BLOCK_ROWS, image.height)
-            block = np.asarray(image.crop((0, top, image.width, bottom))).clip(0, 65535).astype(np.uint32)
-            grey[top:bottom] = (block + 128) // 257
-        return Image.fromarray(grey).convert("RGB")
+        return _in_blocks(image, lambda block: (block.clip(0, 65535).astype(np.uint32) + 128) // 257)
     return image.convert("RGB")
+
+
+def _scaled(image: Image.Image, low: float, high: float) -> Image.Image:
+    """Return the image in RGB, with ``low`` as 0 and ``high`` as 255."""
+
+    def scale(block: np.ndarray) -> np.ndarray:
+        return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
+
+    if image.mode.startswith("I") or image.mode == "F":
+        return _in_blocks(image, scale)
+    table = scale(np.arange(256)).astype(np.uint8).tolist()
+    return image.convert("RGB").point(3 * table)
+
+
+def _in_blocks(image: Image.Image, scale: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
+    """Return a grey image in RGB whose values ``scale`` maps to 0..255, some rows at a time."""
+    image.load()
+    grey = np.empty((image.height, image.width), dtype=np.uint8)
+    for top in range(0, image.height, BLOCK_ROWS):
+        bottom = min(top + BLOCK_ROWS, image.height)
+        grey[top:bottom] = scale(np.asarray(image.crop((0, top, image.width, bottom))))
+    return Image.fromarray(grey).convert("RGB")

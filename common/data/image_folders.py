@@ -8,21 +8,19 @@ import torch
 
 from common.config import Fraction, checked
 from common.data.batches import Split
-from common.data.domain import DataSource, Domain, search_roots
+from common.data.domain import DataSource, Domain, Duplicates, search_roots
 from common.data.image_files import (
-    Resize,
+    Reading,
     class_folders,
     decode,
-    normal_name,
     subdirectory,
     without_duplicates,
 )
+from common.data.names import normal_name
 from common.errors import DataError
 
 Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
-Duplicates = Literal["keep", "drop"]
-"""``drop``: remove the test images that have the same bytes as a training image of the domain; ``keep``: all."""
 
 
 @checked
@@ -35,8 +33,8 @@ class ImageFolders(DataSource):
             ``per_class_fraction``: the first images of each class are train (FedPall).
         train_fraction: the share of each class that ``per_class_fraction`` trains on, in (0, 1).
         rounding: how that number of images is rounded: FedPall rounds for Office and floors for PACS.
-        duplicates: ``keep``: all images, as in the papers. ``drop``: without the test images that have the same bytes
-            as a training image of the domain. The train split, and every client's share of it, stays the same.
+        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`. The papers
+            keep all. The train split, and every client's share of it, stays the same.
     """
 
     known_classes: ClassVar[tuple[str, ...]] = ()
@@ -50,7 +48,7 @@ class ImageFolders(DataSource):
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
     rounding: Literal["round", "floor"] = "round"
-    duplicates: Duplicates = "keep"
+    duplicates: Duplicates = "warn"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -61,6 +59,11 @@ class ImageFolders(DataSource):
     def test_follows_training(self) -> str:
         """See :meth:`DataSource.test_follows_training`."""
         return dropping(self.duplicates)
+
+    @property
+    def on_duplicates(self) -> Duplicates:
+        """``duplicates``."""
+        return self.duplicates
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
@@ -90,25 +93,51 @@ class ImageFolders(DataSource):
         )
 
     def directory(self, domain: str) -> Path:
-        """Return the domain's directory: under the root, under one of ``folders`` in it, or the root itself.
+        """Return the domain's directory: under the root, or under one of ``folders`` in it.
 
         Raises:
-            DataError: the directory was not found.
+            DataError: the directory was not found, or two are of that name.
         """
         candidates = list(search_roots(self, self.folders))
         for candidate in candidates:
-            for name in self._names(domain):
-                found = subdirectory(candidate, name)
-                if found is not None:
-                    return found
-        root = candidates[0]
-        if self._is_domain(root.name, domain):
-            return root
-        for name in self.class_names:
-            if subdirectory(root, name) is not None:
-                return root
+            found = subdirectory(candidate, self._names(domain))
+            if found is not None:
+                return found
         searched = ", ".join(str(path / domain) for path in candidates)
-        raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {self.layout()}")
+        root = candidates[0]
+        remedy = self.layout()
+        if self._holds_classes(root):
+            remedy = (
+                f"{root} holds class folders and is the folder of one domain: give the folder above it, {root.parent}"
+            )
+        raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {remedy}")
+
+    def own_directory(self, domain: str) -> Path:
+        """Return the domain's directory on a device, where the root may be the domain's own.
+
+        Raises:
+            DataError: the directory was not found, or the root is named after another domain.
+        """
+        root = next(search_roots(self, ()))
+        try:
+            return self.directory(domain)
+        except DataError:
+            if not (self._is_domain(root.name, domain) or self._holds_classes(root)):
+                raise
+        for other in self.known_domains:
+            if other != domain and self._is_domain(root.name, other):
+                raise DataError(
+                    f"{self.name}: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
+                    f"{domain!r}, or {root.parent} with {domain!r} in it"
+                )
+        return root
+
+    def _holds_classes(self, root: Path) -> bool:
+        return any(subdirectory(root, self._class_names(name)) is not None for name in self.class_names)
+
+    def _class_names(self, name: str) -> tuple[str, ...]:
+        """Return the names that a class's directory may have."""
+        return (name, *self.class_aliases.get(name, ()))
 
     def _names(self, domain: str) -> tuple[str, ...]:
         """Return the names that a domain's directory may have."""
@@ -123,7 +152,12 @@ class ImageFolders(DataSource):
         self.directory(domain)
 
     def _read(self, domain: str) -> Domain:
-        directory = self.directory(domain)
+        return self._read_from(self.directory(domain), domain)
+
+    def _read_own(self, domain: str) -> Domain:
+        return self._read_from(self.own_directory(domain), domain)
+
+    def _read_from(self, directory: Path, domain: str) -> Domain:
         train, test = self._divide(directory, domain)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
@@ -148,7 +182,7 @@ class ImageFolders(DataSource):
         """Return the files of ``domain`` in a list file with lines ``domain/class/file`` and an optional label."""
         labels: dict[str, int] = {}
         for label, name in enumerate(self.class_names):
-            for each in (name, *self.class_aliases.get(name, ())):
+            for each in self._class_names(name):
                 labels[normal_name(each)] = label
         found: Files = []
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -168,21 +202,14 @@ class ImageFolders(DataSource):
 
 
 def dropping(duplicates: Duplicates) -> str:
-    """Return the setting that drops test images for being training images as well; empty if none are dropped."""
-    if duplicates == "drop":
-        return "data.duplicates=drop"
-    return ""
+    """Return the setting that drops or refuses test images for being training images; empty if it only warns."""
+    if duplicates == "warn":
+        return ""
+    return f"data.duplicates={duplicates}"
 
 
 def read_images(
-    name: str,
-    train: Files,
-    test: Files,
-    image_size: int,
-    directory: Path,
-    *,
-    resize: Resize = "squash",
-    upright: bool = False,
+    name: str, train: Files, test: Files, image_size: int, directory: Path, reading: Reading | None = None
 ) -> Domain:
     """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
 
@@ -192,20 +219,21 @@ def read_images(
         test: likewise.
         image_size: height and width of the images, pixels.
         directory: the domain's directory, which holds all files.
-        resize: how an image becomes a square; see :data:`~.image_files.Resize`.
-        upright: turn each image as its EXIF orientation says.
+        reading: how the files become arrays; ``None`` reads them as they are stored.
 
     Raises:
         DataError: a file is not an image, or lies outside ``directory``.
     """
+    every = [*train, *test]
+    images, kept = decode([path for path, _ in every], image_size, directory, reading or Reading())
     paths: list[Path] = []
     labels: list[int] = []
-    for path, label in (*train, *test):
+    for index in kept:
+        path, label = every[index]
         paths.append(path)
         labels.append(label)
-    images = decode(paths, image_size, directory, resize=resize, upright=upright)
     targets = torch.tensor(labels, dtype=torch.int64)
-    count = len(train)
+    count = sum(index < len(train) for index in kept)
     splits = Split(images[:count], targets[:count]), Split(images[count:], targets[count:])
     return Domain(name, *splits, tuple(paths[:count]), tuple(paths[count:]))
 

@@ -2,31 +2,24 @@
 
 import csv
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from common.data.cache import cached
-from common.data.image_files import Resize, decode_image
-from common.errors import DataError
+from common.data.cache import cached, file_state, warn_once
+from common.data.image_files import Reading, decode_each, kept_images
+from common.data.names import NO, SPLIT_COLUMNS, SPLIT_FLAGS, YES, name_key, split_of
+from common.errors import DataError, some_of
 from common.extras import libraries_of
 from common.regular_files import check_regular, read_small
 
 PARQUET = (".parquet", ".pq")
 """Suffixes of Parquet files; a list with another suffix is read as CSV."""
-
-PARTS = ("train", "test")
-TEST_NAMES = ("test", "val", "valid", "validation")
-"""Names of a split or folder of test images; the first that exists is taken."""
 
 SET = "dataset_info.json"
 SETS = "dataset_dict.json"
@@ -36,7 +29,7 @@ STATE = "state.json"
 MAX_ARROW_FILE = 2**40
 """Largest Arrow or Parquet file that is opened, bytes."""
 
-_VERSION = 1  # raise when decoding changes
+_VERSION = 2  # raise when decoding changes
 
 
 class Listed:
@@ -70,19 +63,72 @@ def read_list(directory: Path, name: str) -> list[Listed]:
             f"folder: {place} does not exist; write it, with the columns path, label and, optionally, split"
         )
     if place.suffix.lower() in PARQUET:
-        lines = _parquet_lines(place)
+        columns, lines = _parquet_lines(place)
     else:
-        lines = _csv_lines(place)
+        columns, lines = _csv_lines(place)
+    column = _split_column(place, columns)
+    unread = sorted(set(columns) - {"path", "label", column})
+    if unread:
+        warn_once(f"folder: {place}: columns that are not read: {some_of(unread, 5)}")
     found: list[Listed] = []
     for where, line in lines:
-        path, label, part = _text(line["path"]), _text(line["label"]), _text(line.get("split"))
-        if not path or not label or part not in ("", *PARTS):
+        path, label = _text(line["path"]), _text(line["label"])
+        word = _text(line.get(column))
+        part = _part(column, word)
+        if not path or not label or part is None:
             raise DataError(
-                f"folder: {place}, {where}: path {path!r}, label {label!r}, split {part!r}; give "
-                "a path and a label, and train, test or nothing as the split"
+                f"folder: {place}, {where}: path {path!r}, label {label!r}, {column or 'split'} {word!r}; give "
+                "a path and a label, and train, test, validation or nothing as the split. If the column "
+                f"{column or 'split'} is none of splits, rename it"
             )
         found.append(Listed(directory / path, label, part))
-    return found
+    return _with_test(place, found)
+
+
+def _split_column(place: Path, columns: Sequence[str]) -> str:
+    """Return the column of the splits; empty if there is none.
+
+    Raises:
+        DataError: several columns may be it.
+    """
+    named: list[str] = []
+    for column in columns:
+        if column not in ("path", "label") and (name_key(column) in SPLIT_COLUMNS or name_key(column) in SPLIT_FLAGS):
+            named.append(column)
+    if len(named) > 1:
+        raise DataError(f"folder: {place}: the columns {' and '.join(named)} may both be the split; keep one of them")
+    return "".join(named)
+
+
+def _part(column: str, word: str) -> str | None:
+    """Return the split of a cell: ``train``, ``test``, ``validation`` or empty; ``None`` for an unknown word."""
+    if not word.strip():
+        return ""
+    flag = SPLIT_FLAGS.get(name_key(column))
+    answer = name_key(word)
+    if flag is None or split_of(word):
+        return split_of(word) or None
+    if answer not in YES | NO:
+        return None
+    if answer in YES:
+        return flag
+    if flag == "train":
+        return "test"
+    return "train"
+
+
+def _with_test(place: Path, listed: Sequence[Listed]) -> list[Listed]:
+    """Return the images with validation images as test images, or without them if the list has both; and say so."""
+    counts = Counter(item.part for item in listed)
+    if not counts["validation"]:
+        return list(listed)
+    if counts["test"]:
+        warn_once(f"folder: {place}: {counts['validation']} validation images are not read, since it has test images")
+        return [item for item in listed if item.part != "validation"]
+    for item in listed:
+        if item.part == "validation":
+            item.part = "test"
+    return list(listed)
 
 
 def _text(value: Any) -> str:
@@ -98,36 +144,55 @@ def _check_columns(place: Path, columns: Sequence[str]) -> None:
         raise DataError(f"folder: {place}: no column {', '.join(missing)}; its columns are {', '.join(columns)}")
 
 
-def _csv_lines(place: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the place of each line, for messages, and its cells by column."""
+Lines = Iterator[tuple[str, Mapping[str, Any]]]
+"""The place of each line, for messages, and its cells by column."""
+
+
+def _csv_lines(place: Path) -> tuple[list[str], Lines]:
+    """Return the columns of a CSV file and its lines."""
     try:
         with place.open(encoding="utf-8-sig", newline="") as stream:
-            lines = csv.DictReader(stream)
-            _check_columns(place, lines.fieldnames or [])
-            for line in lines:
-                yield f"line {lines.line_num}", line
+            reader = csv.DictReader(stream)
+            columns = list(reader.fieldnames or [])
+            _check_columns(place, columns)
+            lines: list[tuple[str, Mapping[str, Any]]] = []
+            for line in reader:
+                lines.append((f"line {reader.line_num}", line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"folder: {place} cannot be read ({error}); save it as CSV in UTF-8") from error
+    return columns, iter(lines)
 
 
-def _parquet_lines(place: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the place of each row, for messages, and its cells by column."""
+def _parquet_lines(place: Path) -> tuple[list[str], Lines]:
+    """Return the columns of a Parquet file and its lines."""
     with libraries_of("arrow", f"data.listing={place.name}"):
         import pyarrow
         import pyarrow.parquet as parquet
+
+    def rows() -> Lines:
+        try:
+            with parquet.ParquetFile(place) as file:
+                number = 0
+                for batch in file.iter_batches(columns=wanted):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"row {number}", row
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            raise unreadable(error) from error
+
+    def unreadable(error: Exception) -> DataError:
+        return DataError(f"folder: {place} cannot be read ({error}); save it as Parquet or as CSV again")
+
     try:
         check_regular(place, MAX_ARROW_FILE)
         with parquet.ParquetFile(place) as file:
             columns = list(file.schema_arrow.names)
-            _check_columns(place, columns)
-            wanted = [column for column in ("path", "label", "split") if column in columns]
-            number = 0
-            for batch in file.iter_batches(columns=wanted):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", row
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(f"folder: {place} cannot be read ({error}); save it as Parquet or as CSV again") from error
+        raise unreadable(error) from error
+    _check_columns(place, columns)
+    split = _split_column(place, columns)
+    wanted = [column for column in ("path", "label", split) if column in columns]
+    return columns, rows()
 
 
 # ---- folders of Hugging Face's datasets ------------------------------------------------------------------------------
@@ -213,12 +278,22 @@ def saved_sets(directory: Path) -> tuple[SavedSet, SavedSet | None]:
     if not (directory / SETS).is_file():
         return _saved_set(directory), None
     names = [str(name) for name in _json(directory / SETS).get("splits", [])]
-    test = next((name for name in TEST_NAMES if name in names), None)
-    if "train" not in names or test is None:
+    parts: dict[str, str] = {}
+    for name in names:
+        part = split_of(name)
+        if part in parts:
+            raise DataError(f"folder: {directory} has the splits {parts[part]} and {name}, both of {part} images")
+        if part:
+            parts[part] = name
+    train, test = parts.get("train"), parts.get("test", parts.get("validation"))
+    if train is None or test is None:
         raise DataError(
-            f"folder: {directory} has the splits {', '.join(names)}; it needs train, and one of {', '.join(TEST_NAMES)}"
+            f"folder: {directory} has the splits {', '.join(names)}; it needs train, and test or validation"
         )
-    return _saved_set(directory / "train"), _saved_set(directory / test)
+    unread = [name for name in names if name not in (train, test)]
+    if unread:
+        warn_once(f"folder: {directory}: splits that are not read: {some_of(unread, 5)}")
+    return _saved_set(directory / train), _saved_set(directory / test)
 
 
 def _saved_set(folder: Path) -> SavedSet:
@@ -276,35 +351,26 @@ def _json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def decode_saved(saved: SavedSet, image_size: int, resize: Resize) -> Tensor:
-    """Return the images of a saved set, upright and resized, as uint8 [N, 3, image_size, image_size]; cached on disk.
+def decode_saved(saved: SavedSet, image_size: int, reading: Reading) -> tuple[Tensor, list[int]]:
+    """Return the images of a saved set and their rows, as :func:`~.image_files.decode` does of files; cached on disk.
 
     Args:
         saved: the set.
         image_size: height and width of the returned images, pixels.
-        resize: how an image becomes a square.
+        reading: how they become arrays.
 
     Raises:
-        DataError: a row is no image; the message names it.
+        DataError: rows are no images; the message names them.
     """
-    key: list[str | int] = [_VERSION, "saved", image_size, resize, str(saved.folder)]
+    key: list[str | int] = [_VERSION, "saved", image_size, repr(reading), str(saved.folder)]
     for path in saved.files:
         try:
-            status = path.stat()
+            key += [path.name, *file_state(path)]
         except OSError as error:
             raise DataError(f"folder: {path} cannot be read ({error.strerror}); save the set again") from error
-        key += [path.name, status.st_size, status.st_mtime_ns]
-
-    def decode_row(row: tuple[int, bytes]) -> np.ndarray:
-        number, content = row
-        return decode_image(
-            io.BytesIO(content), image_size, f"{saved.folder}, row {number}", resize=resize, upright=True
-        )
+    names = [f"{saved.folder}, row {number}" for number in range(1, len(saved.labels()) + 1)]
 
     def build() -> dict[str, Tensor]:
-        rows = [(number, content) for number, (content, _) in enumerate(saved.rows(), 1)]
-        with ThreadPoolExecutor() as pool:
-            images = list(pool.map(decode_row, rows))
-        return {"images": torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()}
+        return decode_each([content for content, _ in saved.rows()], names, image_size, reading)
 
-    return cached("saved-images", key, build)["images"]
+    return kept_images(cached("saved-images", key, build), names)

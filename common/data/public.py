@@ -37,7 +37,7 @@ class PublicImages:
         Raises:
             DataError: the domain cannot be read or has too few images.
         """
-        images = self.source.load(self.domain, root).train.images
+        images = self.source.load(self.domain, root, own=False).train.images
         if len(images) < self.samples:
             raise DataError(
                 f"the public set {self.source.name}/{self.domain} has {len(images)} images, {self.samples} are asked "

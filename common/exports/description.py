@@ -36,6 +36,8 @@ class Description:
         classes: names of the classes, in the order of the outputs.
         image_size: side of the square images, pixels.
         resize: how images become squares: ``squash``, ``crop`` or ``pad``.
+        value_range: values of an image file that become 0 and 1; empty: 0 and 255, or 0 and 65535 of 16-bit images.
+        page: the page of a TIFF that is read.
         mean, std: per channel, of images in 0..1; the graphs normalise by them.
         normalisation: ``fixed``: by ``mean`` and ``std``; ``image``: each image by its own.
         method: the method's name.
@@ -78,6 +80,8 @@ class Description:
     licence: str = NO_LICENCE
     files: Mapping[str, Any] = field(default_factory=dict)
     resize: Resize = "squash"
+    value_range: tuple[float, ...] = ()
+    page: int = 1
     normalisation: Normalisation = "fixed"
     goldfinch: str = VERSION
     format: int = 1
@@ -106,7 +110,11 @@ class Description:
     def _card_rows(self) -> dict[str, str]:
         """Return the rows of the card's table: text by name."""
         size = self.image_size
-        resized = RESIZED[self.resize]
+        resized = f"turned upright by EXIF, {RESIZED[self.resize]}"
+        if self.value_range:
+            resized += f"; files hold {self.value_range[0]:g} for 0 and {self.value_range[1]:g} for 1"
+        if self.page > 1:
+            resized += f"; page {self.page} of a TIFF"
         rows = {
             "classes, in order": ", ".join(self.classes),
             "`images`": f"input: RGB, `[N, 3, {size}, {size}]`, float32 in 0..1, {resized}",

@@ -102,6 +102,8 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     given.append(override("data.augmentation.normalisation", description.normalisation))
     if "resize" in node:
         given.append(override("data.resize", description.resize))
+        given.append(override("data.range", list(description.value_range)))
+        given.append(override("data.page", description.page))
     if "classes" in node:
         given.append(override("data.classes", list(description.classes)))
     return given

@@ -73,7 +73,7 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
             raise ConfigError(f"{item}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
     node = {**compose_config(overrides)["data"], "image_size": description.image_size}
     if "resize" in node:
-        node["resize"] = description.resize
+        node |= {"resize": description.resize, "range": list(description.value_range), "page": description.page}
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:

@@ -82,7 +82,16 @@ def _row(model: TrainedModel, path: Path) -> dict[str, Any]:
     Raises:
         DataError: the image cannot be read.
     """
-    decoded = decode_image(path, model.image_size, str(path), resize=model.description.resize, upright=True)
+    told = model.description
+    decoded = decode_image(
+        path,
+        model.image_size,
+        str(path),
+        resize=told.resize,
+        upright=True,
+        value_range=told.value_range,
+        page=told.page,
+    )
     pixels = torch.from_numpy(decoded.copy()).permute(2, 0, 1)
     images = pixels[None].float() / 255
     outputs = model(images)

@@ -17,7 +17,7 @@ from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings, settings_of
+from common.settings import RunSettings, inspect_run, settings_of
 from common.wire.messages import printable
 from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
@@ -26,11 +26,15 @@ from server.flower.superlink import SimulationLink
 from server.results.run import RunFolder
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.resume import check_resumable, has_finished
+from server.trackers.events import count_lines
 from server.trackers.live import watching
 from strategies.core.federation import Federation
 
 HERE = {"name": "inline", "device": "client.local.local_device"}
 ENGINES = ("inline", "ray", "superlink")
+
+SIMULATED = ("inline", "ray")
+"""Engines that need all data on this machine."""
 
 PLACES = ("tracker",)
 """Groups of settings that say where a run writes outside its own folder, and which servers it calls."""
@@ -170,13 +174,17 @@ def preview(settings: RunSettings) -> None:
     names = federation.registry.expected
     print(f"# {len(names)} clients, output {settings.output_folder}")
     try:
+        inspect_run(settings)
         engine = InlineEngine(replace(settings, engine=HERE))
         engine.register(names, federation.registry.admit, 0.0)
         engine.close()
-        for registration in federation.registry.registrations.values():
-            print(f"#   {registration.client:24} {registration.samples:>8} samples")
-    except DataError as error:  # on a SuperLink the data are on the devices
-        for name in names:
+        counts = {name: each.class_counts for name, each in federation.registry.registrations.items()}
+        for line in count_lines(settings.data.class_names, counts):
+            print(f"# {line}")
+    except DataError as error:
+        if settings.engine.get("name") in SIMULATED:
+            raise
+        for name in names:  # on a SuperLink the data are on the devices
             print(f"#   {name}")
         print(f"# samples are not known here: {error}")
     sampled = settings.rounds.sampled(len(names))

@@ -451,6 +451,9 @@ class RunFolder:
     @cached_property
     def class_names(self) -> list[str]:
         """The names of the classes; their numbers if the data set is not installed or has another number of classes."""
+        recorded = self.summary.get("class_names")
+        if isinstance(recorded, list):
+            return list(map(str, recorded))
         try:
             check_trusted({"data": self.config["data"]}, self.config_file)
             names = list(map(str, build(self.config["data"], "data").class_names))

@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
 from common.regular_files import read_small
-from common.run_config import yaml_of
+from common.run_config import CLASS_NAMES, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
@@ -66,7 +66,8 @@ def _begin(settings: RunSettings) -> None:
         (folder / "summary.json").unlink(missing_ok=True)
         if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
-        write_text(folder / "config.yaml", yaml_of(settings.raw))
+        named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
+        write_text(folder / "config.yaml", yaml_of(named))
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -227,6 +228,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     return {
         "method": settings.method.name,
         "data": settings.data.name,
+        CLASS_NAMES: list(settings.data.class_names),
         "protocol": settings.choices.get("protocol", ""),
         "model": settings.choices.get("model", ""),
         "seed": settings.seed,

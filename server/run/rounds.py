@@ -16,7 +16,7 @@ from typing import Any
 from common.errors import ConfigError, EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings
+from common.settings import RunSettings, inspect_run
 from common.storage import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
@@ -316,7 +316,12 @@ class RoundLoop:
     # ---- registration ----------------------------------------------------------------------------------------------
 
     def _register(self, seconds: float) -> None:
-        """Admit the clients that are there, waiting up to ``seconds`` for those that are not."""
+        """Admit the clients that are there, waiting up to ``seconds`` for those that are not.
+
+        In a simulation all data are here, and are compared first (:func:`common.data.inspection.inspect`).
+        """
+        if self.engine.simulated:
+            inspect_run(self.settings)
         for failure in self.engine.register(self.registry.missing, self._admit, seconds):
             self.history.event(f"registration {failure.status}", client=failure.client, reason=failure.reason)
             self._refused_registrations.append(f"{failure.client}: {failure.reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.errors import kind_of, some_of
@@ -16,6 +16,12 @@ if TYPE_CHECKING:  # imports torch, which the text of an event does without
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and content."""
+
+MAX_SITES = 12
+"""Clients whose training images are counted at a run's start; the report has all."""
+
+MAX_COLUMNS, MAX_COLUMN = 10, 8
+"""Classes with a column each, and the letters of its name that are shown."""
 
 MAX_ALIKE = 5
 """Lines that are shown of a round before others like them are only counted."""
@@ -78,6 +84,83 @@ def counts_text(answers: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
+def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the sites with their training images by class, as lines; the report has all of them.
+
+    Args:
+        names: of the classes, by label.
+        counts: the training images of each class, by client.
+    """
+    sites = list(counts)[:MAX_SITES]
+    if len(names) <= MAX_COLUMNS:
+        lines = _count_table(names, {site: counts[site] for site in sites})
+    else:
+        lines = [f"training images of {len(names)} classes"]
+        for site in sites:
+            held = [count for count in counts[site] if count]
+            lines.append(
+                f"  {site:20} {sum(held):>7,}  {len(held)} classes, {min(held, default=0):,} to "
+                f"{max(held, default=0):,} images each"
+            )
+    if len(counts) > len(sites):
+        lines.append(f"  and {len(counts) - len(sites):,} more clients: goldfinch report has all")
+    return lines + _rare_classes(names, counts)
+
+
+def _count_table(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return a line with the classes' names, and one for each site."""
+    first = max([len("training images"), *(len(site) + 2 for site in counts)])
+    widths = [min(max(len(name), 4), MAX_COLUMN) for name in names]
+    lines: list[str] = []
+    rows = [("training images", "all", list(names))]
+    for site, row in counts.items():
+        rows.append((f"  {site}", f"{sum(row)}", list(map(str, row))))
+    for label, total, cells in rows:
+        line = f"{label:{first}}  {total:>6}"
+        for cell, width in zip(cells, widths, strict=True):
+            line += f"  {cell[:width]:>{width}}"
+        lines.append(line)
+    return lines
+
+
+def _rare_classes(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return lines about classes that no site, or only one of several, has training images of."""
+    nowhere: list[str] = []
+    alone: list[str] = []
+    for label, name in enumerate(names):
+        holders = [site for site, row in counts.items() if row[label]]
+        if not holders:
+            nowhere.append(name)
+        elif len(holders) == 1 and len(counts) > 1:
+            alone.append(f"{name} ({holders[0]})")
+    lines: list[str] = []
+    if nowhere:
+        lines.append(f"  no client trains on {some_of(nowhere, MAX_ALIKE)}")
+    if alone:
+        lines.append(f"  one client alone trains on {some_of(alone, MAX_ALIKE)}")
+    return lines
+
+
+class SiteCounts:
+    """Collects the training images of each client by class, and has their lines when the run starts.
+
+    Args:
+        settings: the run's settings.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._counts: dict[str, Sequence[int]] = {}
+
+    def lines(self, name: str, entry: Mapping[str, Any]) -> list[str]:
+        """Return the lines to show after an event: those of :func:`count_lines` when the run starts, else none."""
+        if name == "registered" and "class_counts" in entry:
+            self._counts[str(entry["client"])] = entry["class_counts"]
+        if name not in ("start", "resume") or not self._counts:
+            return []
+        return count_lines(self._settings.data.class_names, dict(sorted(self._counts.items())))
+
+
 def waiting_for(settings: RunSettings) -> str:
     """Return what a run waits for before its clients register."""
     if settings.engine.get("name") == "ray":
@@ -94,6 +177,7 @@ def plain_lines(settings: RunSettings) -> Listener:
     started = time.perf_counter()
     rounds = settings.train.rounds if settings.method.trains else 0
     repeats = Repeats()
+    counts = SiteCounts(settings)
     if settings.engine.get("name") != "inline":
         print(f"{waiting_for(settings)} ...", flush=True)
 
@@ -103,6 +187,8 @@ def plain_lines(settings: RunSettings) -> Listener:
             lines.append(f"wrote {settings.output_folder}")
         for line in lines:
             print(f"[{time.perf_counter() - started:7.1f} s] {line}", flush=True)
+        for line in counts.lines(name, entry):
+            print(line, flush=True)
 
     return show
 

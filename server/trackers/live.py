@@ -26,7 +26,15 @@ from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.text import duration, size
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
-from server.trackers.events import COUNTS_LESS_EVENT, SCALED_EVENT, Listener, describe, plain_lines, waiting_for
+from server.trackers.events import (
+    COUNTS_LESS_EVENT,
+    SCALED_EVENT,
+    Listener,
+    SiteCounts,
+    describe,
+    plain_lines,
+    waiting_for,
+)
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -81,6 +89,7 @@ class LiveView:
         self.bytes = {"up": 0, "down": 0}
         self.last_bytes = {"up": 0, "down": 0}
         self.notes: list[str] = []
+        self._counts = SiteCounts(settings)
         self._live = Live(self, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -98,6 +107,8 @@ class LiveView:
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
         """Receive an event."""
+        for line in self._counts.lines(name, entry):
+            self._live.console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
         if name in ("start", "resume"):
             self._start(entry)
         elif name == "registered" and self.state.startswith("waiting"):

@@ -237,7 +237,7 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(tmp_path: Path, capsys
     assert main(["run", "--dry-run", *TINY, "method=fpl", f"output={place}"]) == 0
     printed = capsys.readouterr().out
     assert OmegaConf.to_container(OmegaConf.create(printed)) == load_settings([*TINY, f"output={place}"]).raw
-    assert re.findall(r"(\S+) +(\d+) samples", printed) == [
+    assert re.findall(r"^#   (\S+) +(\d+) ", printed, re.MULTILINE) == [
         (f"{domain}-0", "24") for domain in ("handwritten", "printed", "signs", "sketch")
     ]
     assert not place.exists()

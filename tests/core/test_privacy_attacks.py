@@ -88,7 +88,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 
 
 FIELDS = {
-    "folder": {"classes", "train_fraction", "duplicates", "resize", "listing"},
+    "folder": {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize", "listing"},
     "office_caltech": {"split", "train_fraction", "rounding", "duplicates"},
     "digits": {"split"},
     "glyphs": set(),
@@ -121,6 +121,10 @@ def folders(root: Path) -> list[DataSource]:
         {"classes": ()},
         {"classes": classes, "train_fraction": 0.5},
         {"classes": classes, "duplicates": "drop"},
+        {"classes": classes, "duplicates": "refuse"},
+        {"classes": classes, "broken": "skip"},
+        {"classes": classes, "range": (0.0, 200.0)},
+        {"classes": classes, "page": 2},
         {"classes": classes, "resize": "pad"},
         {"classes": classes, "listing": "list.csv"},
     ]
@@ -160,7 +164,7 @@ def test_training_images_decide_nothing_that_is_scored(change: str, tmp_path: Pa
         assert torch.equal(ours.test.labels, theirs.test.labels)
         assert torch.equal(ours.train.labels, theirs.train.labels), "all protocols split by labels and sizes alone"
         assert source.class_names == ("negative", "positive")
-    assert refused == 2
+    assert refused == 4
 
 
 # ---- a budget that the border between training and test images walks around ------------------------------------------

@@ -75,15 +75,6 @@ def test_a_folder_that_is_no_class_is_named_with_the_nearest(tmp_path: Path) -> 
         folder(tmp_path, classes=("benign", "malignant", "unclear")).load("ward_c")
 
 
-def test_class_names_are_taken_exactly(tmp_path: Path) -> None:
-    write_classes(tmp_path / "one", {"A": 5, "b": 5})
-    write_classes(tmp_path / "two", {"a": 5, "b": 5})
-    source = folder(tmp_path)
-    assert source.class_names == ("A", "a", "b")
-    assert source.load("one").train.class_counts(3).tolist() == [4, 0, 4]
-    assert source.load("two").train.class_counts(3).tolist() == [0, 4, 4]
-
-
 @pytest.mark.parametrize("name", ["", "..", "../elsewhere", "a/b", ".hidden", " a"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot be a name"):

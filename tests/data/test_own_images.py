@@ -150,7 +150,7 @@ def test_a_list_without_splits_is_divided_by_class(tmp_path: Path) -> None:
     [
         ("file,label\npictures/1.png,cat\n", "no column path"),
         ("path,label\npictures/1.png,\n", "line 2: path 'pictures/1.png', label ''"),
-        ("path,label,split\npictures/1.png,cat,valid\n", "split 'valid'"),
+        ("path,label,split\npictures/1.png,cat,later\n", "split 'later'"),
         ("path,label,split\npictures/1.png,cat,test\npictures/2.png,cat,\n", "every line a split"),
         ("path,label\n../../other/1.png,cat\n../../other/2.png,cat\n", "outside"),
         ("path,label\npictures/9.png,cat\npictures/8.png,cat\n", "cannot be read"),

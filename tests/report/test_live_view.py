@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
+from server.trackers.events import count_lines, plain_lines
 from server.trackers.live import LiveView, sparkline, watching
 
 LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
@@ -102,6 +104,28 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.C
     assert "fpl on toy starts: 2 clients, 5 rounds" in printed
     assert "round 3: dark-0 failed: RuntimeError" in printed
     assert printed.count("average") == 5
+
+
+def test_a_run_says_at_its_start_what_each_site_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = toy_settings("fpl", tmp_path / "run")
+    names = settings.data.class_names
+    show = plain_lines(settings)
+    for client, first in (("dark-0", 0), ("bright-0", 7)):
+        show("registered", {"client": client, "class_counts": [first, *[2] * (len(names) - 1)]})
+    show("start", {"round": 0, "rounds": 5, "method": "fpl", "data": "toy", "clients": ["bright-0", "dark-0"]})
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert re.split(" {2,}", lines[0]) == ["training images", "all", *[name[:8].strip() for name in names]]
+    assert lines[1].split() == ["bright-0", str(7 + 2 * (len(names) - 1)), "7", *["2"] * (len(names) - 1)]
+    assert lines[3] == f"  one client alone trains on {names[0]} (bright-0)"
+
+
+def test_many_classes_and_clients_are_summed_up() -> None:
+    counts = {f"site-{number}": [0, *[number + 1] * 39] for number in range(30)}
+    lines = count_lines([f"class {number}" for number in range(40)], counts)
+    assert len(lines) == 1 + 12 + 2
+    assert lines[1].split() == ["site-0", "39", "39", "classes,", "1", "to", "1", "images", "each"]
+    assert "and 18 more clients" in lines[-2]
+    assert lines[-1] == "  no client trains on class 0"
 
 
 def test_a_terminal_gets_the_live_view_and_ends_with_it(tmp_path: Path) -> None:

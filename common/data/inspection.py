@@ -1,0 +1,227 @@
+"""Whether what was read is what it seems: images that are in two places, or have two labels, and classes of no site."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.data.batches import Split
+from common.data.cache import warn_once
+from common.data.domain import DataSource, Domain
+from common.data.value_ranges import sliver_of
+from common.errors import DataError, some_of
+
+BLOCK = 4096
+"""Images that are hashed at a time."""
+
+MAX_NAMED = 5
+"""Names in one message."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image is.
+
+    Args:
+        domain: its domain.
+        part: ``train`` or ``test``.
+        label: its label.
+        name: what messages call it.
+    """
+
+    domain: str
+    part: str
+    label: int
+    name: str
+
+
+def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False) -> None:
+    """Read all domains of a simulation, and compare them. Generated data are not brought by anyone, and not read.
+
+    Args:
+        source: the data set.
+        domains: the domains that the run uses.
+        private: as for :func:`compare`.
+
+    Raises:
+        DataError: a domain cannot be read, with the errors of all of them; or see :func:`compare`.
+    """
+    if source.generated:
+        return
+    found: list[Domain] = []
+    errors: list[str] = []
+    for name in domains:
+        try:
+            found.append(source.load(name))
+        except DataError as error:
+            errors.append(str(error))
+    if errors:
+        raise DataError("; ".join(dict.fromkeys(errors)))
+    compare(source, found, private=private)
+    for message in _unused_classes(source, found):
+        warn_once(f"{source.name}: {message}")
+
+
+def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
+    """Look for images that are equal, pixel by pixel, after they were read.
+
+    Args:
+        source: the data set. Its ``on_duplicates`` says what becomes of test images that are training images.
+        domains: all domains of a simulation, or the one of a device.
+        private: whether nothing may follow from training images. Then all is said and nothing refused.
+
+    Raises:
+        DataError: two domains hold the same images; an image of the user's own has two labels; or a test image is a
+            training image, and ``data.duplicates=refuse``.
+    """
+    for domain in domains:
+        if sliver := sliver_of(domain.train.images.numpy()):
+            low, high = sliver
+            warn_once(
+                f"{source.name}: the training images of {domain.name} hold {low} to {high} of 0 to 255 alone; scale "
+                "them to the whole range (data=folder: data.range)"
+            )
+    by_content = _places(domains)
+    several = [places for places in by_content.values() if len(places) > 1]
+    refused = _same_domains(by_content)
+    said: list[str] = []
+    labels = _two_labels(source, several)
+    if source.own_images:
+        refused += labels
+    else:
+        said += labels
+    copies = _trained_and_scored(source, several)
+    if source.on_duplicates == "refuse":
+        refused += copies
+    else:
+        said += copies
+    if refused and not private:
+        raise DataError("; ".join(f"{source.name}: {message}" for message in refused))
+    for message in [*refused, *said]:
+        warn_once(f"{source.name}: {message}")
+
+
+def _places(domains: Sequence[Domain]) -> dict[bytes, list[Place]]:
+    """Return where each image is, by a hash of its pixels."""
+    found: defaultdict[bytes, list[Place]] = defaultdict(list)
+    for domain in domains:
+        for part, split, files in (
+            ("train", domain.train, domain.train_files),
+            ("test", domain.test, domain.test_files),
+        ):
+            labels = split.labels.tolist()
+            for index, digest in enumerate(_digests(split)):
+                found[digest].append(Place(domain.name, part, labels[index], _name(domain.name, part, index, files)))
+    return found
+
+
+def _digests(split: Split) -> Iterator[bytes]:
+    for block in split.images.split(BLOCK):
+        for image in block.contiguous().numpy():
+            yield hashlib.blake2b(image.data, digest_size=16).digest()
+
+
+def _name(domain: str, part: str, index: int, files: Sequence[Path]) -> str:
+    if files:
+        return str(files[index])
+    return f"{part} image {index} of {domain}"
+
+
+def _same_domains(by_content: Mapping[bytes, Sequence[Place]]) -> list[str]:
+    """Return a message for each two domains of which one has no image that the other has not."""
+    sizes: Counter[str] = Counter()
+    shared: Counter[tuple[str, str]] = Counter()
+    for places in by_content.values():
+        names = sorted({place.domain for place in places})
+        sizes.update(names)
+        for first in names:
+            shared.update((first, second) for second in names if second > first)
+    found: list[str] = []
+    for (first, second), count in shared.items():
+        if count == min(sizes[first], sizes[second]):
+            found.append(
+                f"the domains {first} and {second} hold the same {count} images; give each its own folder, or leave "
+                "one out of data.domains"
+            )
+    return found
+
+
+def _two_labels(source: DataSource, several: Sequence[Sequence[Place]]) -> list[str]:
+    """Return a message about images that are in two classes; none if there are no such images."""
+    count = 0
+    example = ""
+    for places in several:
+        other = next((place for place in places if place.label != places[0].label), None)
+        if other is None:
+            continue
+        count += 1
+        names = source.class_names
+        example = example or (
+            f"{places[0].name} is {names[places[0].label]!r} and {other.name} is {names[other.label]!r}"
+        )
+    if not count:
+        return []
+    return [f"{count:,} images have two labels: {example}. Keep each image in the one class that it belongs to"]
+
+
+def _trained_and_scored(source: DataSource, several: Sequence[Sequence[Place]]) -> list[str]:
+    """Return messages about test images that are training images, of their own domain and of others."""
+    within: Counter[str] = Counter()
+    across: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for places in several:
+        trained = {place.domain: place for place in places if place.part == "train"}
+        for place in places:
+            if place.part == "train" or not trained:
+                continue
+            if place.domain in trained:
+                within[place.domain] += 1
+                examples.setdefault("within", f"{place.name} equals {trained[place.domain].name}")
+            else:
+                across[place.domain] += 1
+                examples.setdefault("across", f"{place.name} equals {next(iter(trained.values())).name}")
+    messages: list[str] = []
+    if within:
+        advice = ""
+        if source.on_duplicates == "warn":
+            advice = "; data.duplicates=drop leaves out those of equal bytes"
+        messages.append(
+            f"{within.total():,} test images are also training images of their domain ({_counts(within)}), so scores "
+            f"are of images that were trained on: {examples['within']}{advice}"
+        )
+    if across:
+        messages.append(
+            f"{across.total():,} test images of one domain are training images of another ({_counts(across)}), so "
+            f"scores are of images that were trained on: {examples['across']}; keep each image at one site"
+        )
+    return messages
+
+
+def _counts(counts: Counter[str]) -> str:
+    return some_of([f"{domain} {count:,}" for domain, count in counts.most_common()], MAX_NAMED)
+
+
+def _unused_classes(source: DataSource, domains: Sequence[Domain]) -> list[str]:
+    """Return messages about classes without any image, and about those that only test images have."""
+    trained: set[int] = set()
+    scored: defaultdict[int, list[str]] = defaultdict(list)
+    for domain in domains:
+        trained.update(domain.train.labels.unique().tolist())
+        for label in domain.test.labels.unique().tolist():
+            scored[label].append(domain.name)
+    nowhere: list[str] = []
+    only_scored: list[str] = []
+    for label, name in enumerate(source.class_names):
+        if label in trained:
+            continue
+        if label in scored:
+            only_scored.append(f"{name} ({', '.join(scored[label])})")
+        else:
+            nowhere.append(name)
+    messages: list[str] = []
+    if nowhere:
+        messages.append(f"classes without any image, which no model can learn: {some_of(nowhere, MAX_NAMED)}")
+    if only_scored:
+        messages.append(f"classes of test images alone, which no site trains on: {some_of(only_scored, MAX_NAMED)}")
+    return messages

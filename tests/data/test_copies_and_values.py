@@ -1,0 +1,326 @@
+"""Images in two places or with two labels, images that come out black, broken images, and a cache that is not stale."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_makers import write_classes
+from PIL import Image
+
+from common.data import cache
+from common.data.digit_files import read_usps
+from common.data.domain import Domain, Duplicates
+from common.data.folder import Folder
+from common.data.image_files import decode_image
+from common.data.inspection import compare, inspect
+from common.data.value_ranges import sliver_of
+from common.errors import DataError
+from common.privacy import GaussianPrivacy
+from common.settings import check_test_images
+
+
+@pytest.fixture(autouse=True)
+def _fresh_warnings() -> None:
+    cache.warn_once.cache_clear()
+
+
+def noise(path: Path, seed: int) -> Path:
+    """Write an image like no other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def sites(root: Path, **fields: object) -> Folder:
+    """Two sites with train and test folders of two classes, all images different."""
+    seed = 0
+    for site in ("site_a", "site_b"):
+        for part in ("train", "test"):
+            for name in ("cat", "dog"):
+                for number in range(3):
+                    noise(root / site / part / name / f"{number}.png", seed)
+                    seed += 1
+    return Folder(root=str(root), image_size=8, **fields)  # type: ignore[arg-type]
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def test_different_images_are_not_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = sites(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        inspect(source, source.domains)
+    assert not caplog.text
+
+
+COPIES = [
+    (
+        "site_a/train/cat/0.png",
+        "site_a/test/cat/0.png",
+        r"1 test images are also training images of their domain \(site_a 1\)",
+    ),
+    ("site_a/train/cat/0.png", "site_b/test/cat/0.png", r"1 test images of one domain are training images of another"),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "told"), COPIES, ids=["within a site", "across sites"])
+def test_test_images_that_are_training_images_are_counted(
+    source: str, target: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = sites(tmp_path)
+    copy(tmp_path / source, tmp_path / target)
+    with caplog.at_level(logging.WARNING):
+        inspect(data, data.domains)
+    assert caplog.records
+    assert told.replace("\\", "") in caplog.text
+    assert str(tmp_path / target) in caplog.text
+    refusing = Folder(root=str(tmp_path), image_size=8, duplicates="refuse")
+    with pytest.raises(DataError, match=told):
+        inspect(refusing, refusing.domains)
+
+
+def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = sites(tmp_path)
+    copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_b/train/dog/0.png")
+    with pytest.raises(DataError, match=r"1 images have two labels: .*cat/0.png is 'cat' and .*dog/0.png is 'dog'"):
+        inspect(data, data.domains)
+    with caplog.at_level(logging.WARNING):
+        inspect(data, data.domains, private=True)
+    assert "two labels" in caplog.text, "of a private run nothing follows from it, but its owner is told"
+
+
+def test_one_path_in_a_list_under_two_labels_is_refused(tmp_path: Path) -> None:
+    for number in range(4):
+        noise(tmp_path / "site" / f"{number}.png", number)
+    lines = "path,label,split\n0.png,cat,train\n0.png,dog,test\n1.png,dog,train\n2.png,cat,test\n"
+    (tmp_path / "site" / "images.csv").write_text(lines)
+    source = Folder(root=str(tmp_path), image_size=8, listing="images.csv")
+    with pytest.raises(DataError, match="1 images have two labels"):
+        inspect(source, source.domains)
+
+
+def test_two_domains_with_the_same_images_are_refused(tmp_path: Path) -> None:
+    source = sites(tmp_path)
+    for path in sorted((tmp_path / "site_a").rglob("*.png")):
+        copy(path, tmp_path / "site_b" / path.relative_to(tmp_path / "site_a"))
+    with pytest.raises(DataError, match="the domains site_a and site_b hold the same 12 images"):
+        inspect(source, source.domains)
+
+
+def test_a_device_compares_its_own_domain(tmp_path: Path) -> None:
+    sites(tmp_path)
+    source = Folder(domains=("site_a", "site_b"), classes=("cat", "dog"), image_size=8, duplicates="refuse")
+    copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_a/test/cat/0.png")
+    found: Domain = source.load("site_a", root=str(tmp_path / "site_a"))
+    with pytest.raises(DataError, match="also training images"):
+        compare(source, [found])
+
+
+@pytest.mark.parametrize("duplicates", ["drop", "refuse"])
+def test_a_private_run_refuses_what_training_images_would_decide(duplicates: Duplicates, tmp_path: Path) -> None:
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(Exception, match=f"data.duplicates={duplicates}"):
+        check_test_images(sites(tmp_path, duplicates=duplicates), privacy)
+    with pytest.raises(Exception, match=r"data\.broken=skip"):
+        check_test_images(Folder(root=str(tmp_path), broken="skip"), privacy)
+
+
+def test_classes_that_no_site_trains_on_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sites(tmp_path)
+    noise(tmp_path / "site_b" / "test" / "bird" / "0.png", 99)
+    source = Folder(root=str(tmp_path), image_size=8, classes=("bird", "cat", "dog", "emu"))
+    with caplog.at_level(logging.WARNING):
+        inspect(source, source.domains)
+    assert "classes without any image, which no model can learn: emu" in caplog.text
+    assert "classes of test images alone, which no site trains on: bird (site_b)" in caplog.text
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def ramp(dtype: type, low: float, high: float, seed: int) -> np.ndarray:
+    values = np.random.default_rng(seed).uniform(low, high, (8, 8))
+    return values.astype(dtype)
+
+
+def as_float(path: Path, seed: int) -> None:
+    Image.fromarray(ramp(np.float32, 0, 1, seed)).save(path.with_suffix(".tif"))
+
+
+def as_twelve_bits(path: Path, seed: int) -> None:
+    Image.fromarray(ramp(np.uint16, 0, 4095, seed)).save(path.with_suffix(".png"))
+
+
+def as_tomography(path: Path, seed: int) -> None:
+    Image.fromarray(ramp(np.int32, -1024, 3071, seed)).save(path.with_suffix(".tif"))
+
+
+def as_second_page(path: Path, seed: int) -> None:
+    page = Image.fromarray(ramp(np.uint8, 0, 255, seed))
+    Image.new("L", (8, 8), 255).save(path.with_suffix(".tif"), save_all=True, append_images=[page])
+
+
+def as_strokes(path: Path, seed: int) -> None:
+    image = np.zeros((8, 8, 4), dtype=np.uint8)
+    image[..., 3] = ramp(np.uint8, 0, 255, seed)
+    Image.fromarray(image).save(path.with_suffix(".png"))
+
+
+def as_class_numbers(path: Path, seed: int) -> None:
+    Image.fromarray(ramp(np.uint8, 0, 9, seed)).save(path.with_suffix(".png"))
+
+
+WRITERS = [
+    (as_float, r"data\.range=\[0,1\]", {"range": (0.0, 1.0)}),
+    (as_twelve_bits, r"data\.range=\[0,4095\]", {"range": (0.0, 4095.0)}),
+    (as_tomography, r"data\.range=\[-10\d\d,30\d\d\]", {"range": (-1024.0, 3071.0)}),
+    (as_second_page, r"data\.page=2", {"page": 2}),
+    (as_strokes, r"lay the images on a background", None),
+    (as_class_numbers, r"data\.range=\[0,15\]", {"range": (0.0, 9.0)}),
+]
+
+
+@pytest.mark.parametrize(("write", "told", "remedy"), WRITERS, ids=[writer[0].__name__ for writer in WRITERS])
+def test_images_that_come_out_black_are_refused_with_a_remedy_that_works(
+    write: Callable[[Path, int], None], told: str, remedy: dict[str, object] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "site" / "cat").mkdir(parents=True)
+    for number in range(5):
+        write(tmp_path / "site" / "cat" / f"{number}", number)
+    with pytest.raises(DataError, match=rf"5 of 5 images are black.*cat/0\.(png|tif).*{told}"):
+        Folder(root=str(tmp_path), image_size=8).load("site")
+    if remedy is None:
+        return
+    images = Folder(root=str(tmp_path), image_size=8, **remedy).load("site").train.images  # type: ignore[arg-type]
+    assert int(images.max()) - int(images.min()) > 200
+
+
+def test_a_few_such_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(5):
+        noise(tmp_path / "site" / "cat" / f"{number}.png", number)
+    as_strokes(tmp_path / "site" / "cat" / "5", 5)
+    for _ in range(2):  # the second time from the cache
+        cache.warn_once.cache_clear()
+        with caplog.at_level(logging.WARNING):
+            Folder(root=str(tmp_path), image_size=8)._read("site")
+        assert caplog.text.count("1 of 6 images are black, flat or nearly so") == 1
+        caplog.clear()
+
+
+def test_ordinary_images_are_read_as_before(tmp_path: Path) -> None:
+    Image.fromarray(ramp(np.uint16, 0, 65535, 0)).save(tmp_path / "full.png")
+    write_classes(tmp_path / "data" / "site", {"cat": 5})
+    assert int(decode_image(tmp_path / "full.png", 8, "full").max()) > 200
+    assert len(Folder(root=str(tmp_path / "data"), image_size=8).load("site").whole) == 5, "flat as they are stored"
+
+
+@pytest.mark.parametrize("values", [(1.0, 0.0), (0.0,), (1.0, 1.0)])
+def test_a_range_is_black_and_white(values: tuple[float, ...], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="range must be empty or"):
+        Folder(root=str(tmp_path), domains=("a",), range=values)
+
+
+def test_a_page_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "site" / "cat").mkdir(parents=True)
+    for number in range(2):
+        as_second_page(tmp_path / "site" / "cat" / f"{number}", number)
+    with pytest.raises(DataError, match=r"it has no page 3, which data\.page names"):
+        Folder(root=str(tmp_path), image_size=8, page=3).load("site")
+
+
+def test_usps_in_another_range_is_refused(tmp_path: Path) -> None:
+    import bz2
+
+    pytest.importorskip("sklearn")
+    text = "".join(f"{1 + row % 10} {row + 1}:0.5 {row + 2}:1\n" for row in range(10))
+    (tmp_path / "usps.bz2").write_bytes(bz2.compress(text.encode()))
+    with pytest.raises(DataError, match=r"values from 0 to 1; those of LIBSVM's usps\.bz2 are in -1\.\.1"):
+        read_usps(tmp_path, True)
+
+
+def test_a_sliver_is_of_images_that_vary() -> None:
+    assert sliver_of(np.zeros((3, 4, 4), dtype=np.uint8)) is None
+    assert sliver_of(np.arange(16, dtype=np.uint8).reshape(1, 4, 4)) == (0, 15)
+    assert sliver_of(np.arange(0, 256, 16, dtype=np.uint8).reshape(1, 4, 4)) is None
+
+
+# ---- broken images ---------------------------------------------------------------------------------------------------
+
+
+def test_broken_images_of_all_sites_are_named_at_once(tmp_path: Path) -> None:
+    source = sites(tmp_path)
+    broken = ["site_a/train/cat/0.png", "site_a/test/dog/1.png", "site_b/train/dog/2.png"]
+    for name in broken:
+        (tmp_path / name).write_bytes(b"no image")
+    with pytest.raises(DataError) as told:
+        inspect(source, source.domains)
+    for name in broken:
+        assert f"{tmp_path / name} cannot be decoded" in str(told.value)
+
+
+def test_broken_images_can_be_skipped_and_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sites(tmp_path)
+    for name in ("site_a/train/cat/0.png", "site_a/test/dog/1.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    source = Folder(root=str(tmp_path), image_size=8, broken="skip")
+    for _ in range(2):  # the second time from the cache
+        cache.warn_once.cache_clear()
+        with caplog.at_level(logging.WARNING):
+            domain = source._read_from(tmp_path / "site_a", "site_a")
+        assert domain.train.labels.tolist() == [0, 0, 1, 1, 1]
+        assert domain.test.labels.tolist() == [0, 0, 0, 1, 1]
+        assert [path.name for path in domain.train_files] == ["1.png", "2.png", "0.png", "1.png", "2.png"]
+        assert caplog.text.count("2 files are no images and are skipped (data.broken=skip)") == 1
+        assert "site_a/test/dog/1.png" in caplog.text
+        caplog.clear()
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _same_size(level: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), (level, level, level)).save(stream, "BMP")
+    return stream.getvalue()
+
+
+def test_classes_that_are_renamed_into_each_other_are_read_again(tmp_path: Path) -> None:
+    import os
+
+    for level, name in enumerate(("cat", "dog")):
+        for number in range(5):
+            path = tmp_path / "site" / name / f"{number}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_same_size(100 + 50 * level))
+            os.utime(path, ns=(10**18, 10**18))
+    source = Folder(root=str(tmp_path), image_size=8)
+    assert source._read("site").train.images[:, 0, 0, 0].tolist() == [100] * 4 + [150] * 4
+    (tmp_path / "site" / "cat").rename(tmp_path / "site" / "other")
+    (tmp_path / "site" / "dog").rename(tmp_path / "site" / "cat")
+    (tmp_path / "site" / "other").rename(tmp_path / "site" / "dog")
+    assert source._read("site").train.images[:, 0, 0, 0].tolist() == [150] * 4 + [100] * 4
+
+
+def test_a_file_that_is_written_again_under_its_old_time_is_read_again(tmp_path: Path) -> None:
+    import os
+
+    path = tmp_path / "site" / "cat" / "0.bmp"
+    for number in range(2):
+        noise(tmp_path / "site" / "cat" / f"{number}.png", number)
+    path.write_bytes(_same_size(100))
+    os.utime(path, ns=(10**18, 10**18))
+    source = Folder(root=str(tmp_path), image_size=8)
+    before = source._read("site").train.images
+    path.write_bytes(_same_size(200))
+    os.utime(path, ns=(10**18, 10**18))
+    assert not source._read("site").train.images.equal(before)

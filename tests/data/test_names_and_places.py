@@ -1,0 +1,250 @@
+"""Folders, names and splits as people have them: what would be read as something else is refused or said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from data_makers import levels, write_classes, write_image
+from test_listings import ROWS, write_parquet, write_set
+
+from common.data.folder import Folder
+from common.data.image_folders import ImageFolders
+from common.data.listings import read_list
+from common.data.names import name_key, split_of
+from common.data.office_caltech import OfficeCaltech
+from common.data.pacs import PACS
+from common.data.public import PublicImages
+from common.errors import DataError
+
+# ---- one folder is one domain ----------------------------------------------------------------------------------------
+
+
+def published(tmp_path: Path, kind: type[ImageFolders], name: str) -> Path:
+    """Return the folder of one domain with every class of a published set."""
+    write_classes(tmp_path / name, dict.fromkeys(kind().class_names, 3))
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("kind", [OfficeCaltech, PACS])
+def test_a_simulation_takes_no_folder_of_class_folders_for_its_domains(
+    kind: type[ImageFolders], tmp_path: Path
+) -> None:
+    name = kind().domains[0]
+    root = published(tmp_path, kind, name)
+    source = kind(image_size=8, root=str(root), split="index_rule")
+    for domain in source.domains:
+        with pytest.raises(DataError, match=rf"is the folder of one domain: give the folder above it, {tmp_path}"):
+            source.load(domain)
+        with pytest.raises(DataError, match="give the folder above it"):
+            source.find_files(domain)
+    above = kind(image_size=8, root=str(tmp_path), split="index_rule")
+    assert len(above.load(name).train) > 0, "what the message advises works"
+
+
+@pytest.mark.parametrize("kind", [OfficeCaltech, PACS])
+def test_a_device_is_not_given_another_domains_folder(kind: type[ImageFolders], tmp_path: Path) -> None:
+    wanted, other = kind().domains[:2]
+    root = published(tmp_path, kind, other)
+    source = kind(image_size=8, split="index_rule")
+    with pytest.raises(DataError, match=f"is the folder of {other}, and '{wanted}' is wanted"):
+        source.load(wanted, root=str(root))
+    assert len(source.load(other, root=str(root)).train) > 0
+    unnamed = root.rename(tmp_path / "images")
+    assert len(source.load(wanted, root=str(unnamed)).train) > 0, "a folder of any other name may be its own"
+
+
+@pytest.mark.parametrize("kind", ["class folders", "a list", "a saved set"])
+def test_folders_of_ones_own_follow_the_same_rule(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "photo"
+    listing = ""
+    if kind == "class folders":
+        write_classes(root, {"cat": 5, "dog": 5})
+    elif kind == "a saved set":
+        write_set(root, ROWS)
+    else:
+        listing = "images.csv"
+        write_classes(root, {"cat": 5, "dog": 5})
+        lines = [f"cat/image_{number:03}.png,cat" for number in range(5)]
+        lines += [f"dog/image_{number:03}.png,dog" for number in range(5)]
+        (root / listing).write_text("path,label\n" + "\n".join(lines))
+    source = Folder(domains=("photo", "sketch"), classes=("cat", "dog"), image_size=8, root=str(root), listing=listing)
+    for domain in source.domains:
+        with pytest.raises(DataError, match="is the folder of one domain: give the folder above it"):
+            source.load(domain)
+    with pytest.raises(DataError, match="is the folder of photo, and 'sketch' is wanted"):
+        source.load("sketch", root=str(root))
+    assert len(source.load("photo", root=str(root)).train)
+
+
+def test_a_device_reads_a_public_set_from_no_domain_of_its_own(tmp_path: Path) -> None:
+    write_classes(tmp_path / "ward", {"cat": 5})
+    public = PublicImages(Folder(domains=("public",), classes=("cat",), image_size=8), "public", 2)
+    with pytest.raises(DataError, match="'public' is not in"):
+        public.load(str(tmp_path / "ward"))
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+SPELLINGS = [
+    ("cat", "Cat"),
+    ("caf\u00e9", "cafe\u0301"),
+    ("cat", "cat "),
+    ("cat", " cat"),
+    ("alarm clock", "alarm_clock"),
+    ("alarm-clock", "alarm  clock"),
+    ("1", "01"),
+    ("0", "0.0"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_spellings_of_one_name_are_one(one: str, other: str) -> None:
+    assert name_key(one) == name_key(other)
+
+
+def test_other_names_stay_apart() -> None:
+    names = ["cat", "cats", "c", "c++", "1", "-1", "10", "1.5", "12345678901234567890123456789012", "a b", "ab", ""]
+    names.append("12345678901234567890123456789013")
+    assert len({name_key(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_two_spellings_of_a_class_at_two_sites_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    write_classes(tmp_path / "site_a", {one: 5, "dog": 5})
+    write_classes(tmp_path / "site_b", {other: 5, "dog": 5}, start=50)
+    with pytest.raises(DataError, match=r"site_a/.*site_b/.*two spellings of one class") as told:
+        _ = Folder(root=str(tmp_path), image_size=8).class_names
+    assert repr(one) in str(told.value)
+    assert repr(other) in str(told.value)
+
+
+def test_two_spellings_of_a_class_in_lists_are_refused(tmp_path: Path) -> None:
+    for site, label in (("site_a", "0"), ("site_b", "0.0")):
+        write_image(tmp_path / site / "a.png", 1)
+        (tmp_path / site / "images.csv").write_text(f"path,label\na.png,{label}\n")
+    with pytest.raises(DataError, match=r"'0' \(.*site_a/images.csv\) and '0.0' \(.*site_b/images.csv\)"):
+        _ = Folder(root=str(tmp_path), image_size=8, listing="images.csv").class_names
+
+
+def test_two_spellings_in_a_saved_set_and_a_folder_are_refused(tmp_path: Path) -> None:
+    write_set(tmp_path / "saved", ROWS)
+    write_classes(tmp_path / "site", {"Cat": 5, "dog": 5})
+    with pytest.raises(DataError, match="two spellings of one class"):
+        _ = Folder(root=str(tmp_path), image_size=8).class_names
+
+
+def test_two_spellings_among_named_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="'cat' and 'Cat' are two spellings"):
+        Folder(domains=("site",), classes=("cat", "Cat"))
+
+
+@pytest.mark.parametrize("extra", ["coffee_mug", "Mug"])
+def test_two_folders_of_one_published_class_are_refused(extra: str, tmp_path: Path) -> None:
+    root = published(tmp_path, OfficeCaltech, "dslr")
+    write_classes(root, {extra: 2}, start=200)
+    with pytest.raises(DataError, match="are two folders of one name; join them"):
+        OfficeCaltech(image_size=8, root=str(tmp_path)).load("dslr")
+
+
+def test_two_folders_of_one_published_domain_are_refused(tmp_path: Path) -> None:
+    published(tmp_path, OfficeCaltech, "dslr")
+    published(tmp_path, OfficeCaltech, "DSLR")
+    with pytest.raises(DataError, match="are two folders of one name"):
+        OfficeCaltech(image_size=8, root=str(tmp_path)).load("dslr")
+
+
+# ---- the user's own split --------------------------------------------------------------------------------------------
+
+
+def test_words_of_splits_count_in_any_case() -> None:
+    assert [split_of(word) for word in ("Train", "TRAINING", "test", " Valid", "validation", "dev", "later")] == [
+        *("train", "train", "test", "validation", "validation", "validation", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("split", ("train", "test")),
+        ("Split", ("Train", "TEST")),
+        ("set", ("training", "val")),
+        ("Subset", ("train", "Validation")),
+        ("fold", ("train", "test")),
+        ("is_train", ("True", "False")),
+        ("is_train", ("1", "0")),
+        ("is_valid", ("no", "yes")),
+    ],
+)
+def test_a_lists_split_is_taken_by_whatever_name(column: str, words: tuple[str, str], tmp_path: Path) -> None:
+    for number in range(4):
+        write_image(tmp_path / "site" / f"{number}.png", number)
+    rows = [f"{number}.png,cat,{words[number % 2]}" for number in range(4)]
+    (tmp_path / "site" / "images.csv").write_text(f"path,label,{column}\n" + "\n".join(rows))
+    domain = Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 2], [1, 3])
+
+
+def test_parquet_lists_have_the_same_splits(tmp_path: Path) -> None:
+    write_parquet(tmp_path, {"path": ["a", "b"], "label": ["x", "y"], "is_train": [True, False]})
+    assert [item.part for item in read_list(tmp_path, "images.parquet")] == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "told"),
+    [
+        ("fold", "3", r"fold '3'; .*rename it"),
+        ("is_train", "perhaps", "is_train 'perhaps'"),
+        ("split,is_train", "train,1", "the columns split and is_train may both be the split"),
+    ],
+)
+def test_a_split_that_is_not_understood_is_refused(columns: str, row: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "images.csv").write_text(f"path,label,{columns}\na.png,cat,{row}\n")
+    with pytest.raises(DataError, match=told):
+        read_list(tmp_path, "images.csv")
+
+
+def test_what_a_list_holds_besides_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = "path,label,split,patient\na,x,train,7\nb,x,val,8\nc,x,test,9\n"
+    (tmp_path / "images.csv").write_text(lines)
+    with caplog.at_level(logging.WARNING):
+        found = read_list(tmp_path, "images.csv")
+    assert [item.part for item in found] == ["train", "test"]
+    assert "columns that are not read: patient" in caplog.text
+    assert "1 validation images are not read, since it has test images" in caplog.text
+
+
+def test_folders_of_splits_count_in_any_case_and_others_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_classes(tmp_path / "site" / "Training", {"cat": 2})
+    write_classes(tmp_path / "site" / "TEST", {"cat": 2}, start=50)
+    write_classes(tmp_path / "site" / "val", {"cat": 3}, start=90)
+    with caplog.at_level(logging.WARNING):
+        domain = Folder(root=str(tmp_path), image_size=8).load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 1], [50, 51])
+    assert "not read: val/ (3 images)" in caplog.text
+    write_classes(tmp_path / "site" / "train", {"cat": 2})
+    with pytest.raises(DataError, match="are both of the train images; join them"):
+        Folder(root=str(tmp_path), image_size=9).load("site")
+
+
+def test_a_root_of_splits_is_one_domain(tmp_path: Path) -> None:
+    write_classes(tmp_path / "clinic" / "train", {"cat": 4, "dog": 4})
+    write_classes(tmp_path / "clinic" / "val", {"cat": 2, "dog": 2}, start=50)
+    source = Folder(root=str(tmp_path / "clinic"), image_size=8)
+    assert source.domains == ("clinic",)
+    assert source.class_names == ("cat", "dog")
+    domain = source.load("clinic")
+    assert (len(domain.train), levels(domain.test)) == (8, [50, 51, 52, 53])
+    source.check_files()
+
+
+def test_splits_of_a_saved_set_count_in_any_case(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("Train", "test", "validation"):
+        write_set(tmp_path / "site" / name, ROWS)
+    (tmp_path / "site" / "dataset_dict.json").write_text('{"splits": ["Train", "test", "validation"]}')
+    with caplog.at_level(logging.WARNING):
+        assert len(Folder(root=str(tmp_path), image_size=8).load("site").train) == 6
+    assert "splits that are not read: validation" in caplog.text
