@@ -80,7 +80,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
     """
     console = Console()
     started = time.perf_counter()
-    place = quoted_override("output", Path("outputs", "deployment-demo", "run").absolute())
+    place = quoted_override("output", Path("outputs", "demo-deployment", "run").absolute())
     chosen = ["method=fpl", "rounds=guarded", "engine=superlink", "train.rounds=3", place, "overwrite=true", *overrides]
     settings = load_settings(chosen)
     prepare_output(settings)

@@ -295,7 +295,7 @@ reply = answer_question(Question("register", 1, {{"overrides": " ".join(override
 assert reply.ok, reply.text
 codes = [main(["run", "--quiet", *overrides])]
 out = overrides[-2].partition("=")[2]
-codes += [main(["export", out, "--to", out + "-model"]), main(["predict", out + "-model", {data!r}])]
+codes += [main(["export", out, "--to", out + "-model"]), main(["evaluate", out + "-model", {data!r}])]
 print(*codes, main(["run", "--quiet", "data=glyphs", *overrides[4:]]))
 """
 
