@@ -248,14 +248,14 @@ def _report(
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
-    from server.commands.report import report
+    from server.results.report.page import write_report
 
-    path = report(folders, output)
+    path = write_report(folders, output)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 
 
-command("export")(models.export)
-command("evaluate")(models.evaluate)
+command("export")(models.export_command)
+command("evaluate")(models.evaluate_command)
 
 
 @command("reproduce")

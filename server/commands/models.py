@@ -15,7 +15,7 @@ SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
 """How a setting begins. An image of such a name is written with its folder: ``./a=b.png``."""
 
 
-def export(
+def export_command(
     source: Annotated[Path, argument("RUN")],
     data: Settings,
     to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
@@ -41,9 +41,9 @@ def export(
     """
     if to is None:  # typer would show a required option with a stray backslash
         raise ConfigError(f"--to DIR is missing: goldfinch export {source} --to DIR")
-    from server.commands.export import export as write
+    from server.commands.export import export
 
-    write(
+    export(
         source,
         to,
         items_of(formats),
@@ -56,7 +56,7 @@ def export(
     )
 
 
-def evaluate(
+def evaluate_command(
     model: Model,
     given: Annotated[list[str], argument("[IMAGE or KEY=VALUE]...", default_factory=list)],
     part: Annotated[str, option("--split", text="test (default), train or all.")] = "",
@@ -90,13 +90,12 @@ def evaluate(
             raise ConfigError(f"--split {part}: with engine=... clients score their test split; leave --split out")
         evaluate_on_devices(model, settings, output, quiet=quiet)
         return
-    from server.commands.evaluate import PARTS
-    from server.commands.evaluate import evaluate as score
+    from server.commands.evaluate import PARTS, evaluate
 
     if part and part not in PARTS:
         raise ConfigError(f"--split {part}: {nearest(part, PARTS)}")
     known: Any = part or "test"
-    score(model, settings, known, output)
+    evaluate(model, settings, known, output)
 
 
 def _predict(model: Path, images: list[Path], settings: list[str], part: str, output: Path | None) -> None:
