@@ -254,8 +254,8 @@ def _report(
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 
 
-command("export")(models.export_command)
-command("evaluate")(models.evaluate_command)
+command("export")(models.export_run)
+command("evaluate")(models.evaluate_model)
 
 
 @command("reproduce")

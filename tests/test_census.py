@@ -17,7 +17,7 @@ LIMITS = {
     "settings never set nor named on a page": 0,
     "kinds of record in a run's folder": 10,
     "commands": 14,
-    "public names defined twice": 21,
+    "public names defined twice": 13,
     "renderers of a table": 6,
     "circles, imports inside functions counted": 1,
 }

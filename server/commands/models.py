@@ -15,7 +15,7 @@ SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
 """How a setting begins. An image of such a name is written with its folder: ``./a=b.png``."""
 
 
-def export_command(
+def export_run(
     source: Annotated[Path, argument("RUN")],
     data: Settings,
     to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
@@ -56,7 +56,7 @@ def export_command(
     )
 
 
-def evaluate_command(
+def evaluate_model(
     model: Model,
     given: Annotated[list[str], argument("[IMAGE or KEY=VALUE]...", default_factory=list)],
     part: Annotated[str, option("--split", text="test (default), train or all.")] = "",

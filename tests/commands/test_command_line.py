@@ -352,7 +352,7 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demo_module, "run_on_ray", note)
     monkeypatch.setattr(demo_module, "show_table", lambda folders: None)
     monkeypatch.setattr(demo_module, "show_predictions", lambda run, output: None)
-    monkeypatch.setattr(demo_module, "report", lambda folders, path: path)
+    monkeypatch.setattr(demo_module, "write_report", lambda folders, path: path)
     assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]
     assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1
