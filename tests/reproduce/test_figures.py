@@ -236,6 +236,20 @@ def test_a_figure_of_a_page_takes_its_colours_and_carries_no_style() -> None:
     assert "var(" not in inline_svg(convergence(curves, "t"), "", "one", paper=True)
 
 
+def test_a_font_is_given_by_its_size_alone_in_every_release_of_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = convergence({"a": {1: Value(10.0, None)}}, "t")
+
+    def as_before_3_10(stream: Any, **_: Any) -> None:
+        style = "font: 8px 'DejaVu Sans', sans-serif; text-anchor: end"
+        stream.write(f'<svg xmlns="http://www.w3.org/2000/svg"><text style="{style}">x</text></svg>'.encode())
+
+    assert re.search('<text [^>]*font-size="[0-9.]+px"', inline_svg(figure, "", "one"))
+    monkeypatch.setattr(figure, "savefig", as_before_3_10)
+    text = inline_svg(figure, "", "one")
+    assert 'font-size="8px"' in text
+    assert "DejaVu" not in text
+
+
 def test_the_same_figure_gives_the_same_bytes() -> None:
     curves = {"a": {1: Value(10.0, 1.0), 2: Value(12.0, None)}}
     assert rendered(convergence(curves, "t")) == rendered(convergence(curves, "t"))

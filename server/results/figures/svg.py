@@ -11,6 +11,7 @@ from server.results.figures.charts import COLOURS, DARK, GRID, clean_texts
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
+FONT_SIZE = re.compile(r"[\d.]+px")
 REFERENCE = re.compile(r"#(\w+)")
 
 PIXELS = 120
@@ -68,11 +69,14 @@ def _references(root: ElementTree.Element) -> set[str]:
 
 
 def _plain_attributes(element: ElementTree.Element, used: set[str], paper: bool) -> None:
-    """Write the element's style as attributes, without its font; leave out an id that nothing refers to."""
+    """Write the element's style as attributes, without the font's name; leave out an id that nothing refers to."""
     for item in element.attrib.pop("style", "").split(";"):
-        name, _, value = item.partition(":")
-        if name.strip() and name.strip() != "font-family":
-            element.set(name.strip(), value.strip())
+        name, _, value = (part.strip() for part in item.partition(":"))
+        size = FONT_SIZE.search(value)
+        if name == "font" and size:  # matplotlib below 3.10 writes size and name as one
+            element.set("font-size", size[0])
+        elif name and name != "font-family":
+            element.set(name, value)
     if element.get("id") not in used:
         element.attrib.pop("id", None)
     if LINK in element.attrib:
