@@ -56,7 +56,7 @@ demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline
 	@$(BIN)/goldfinch demo
 
 deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, FPL for three rounds
-	@$(BIN)/goldfinch deployment-demo
+	@$(BIN)/goldfinch demo --deployment
 
 compose-demo: ## the same in containers (needs Docker): a node is killed on the way, then everything is taken down
 	@docker/demo.sh

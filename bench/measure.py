@@ -150,7 +150,7 @@ def size_rows(counted: Counted) -> list[tuple[str, str]]:
         ("product lines of Python", f"{sum(lines.values()):,} in {len(lines)} files"),
         ("lines of tests", f"{lines_of('tests', 'py'):,}"),
     ]
-    for suffix in ("js", "css", "html"):
+    for suffix in ("css", "html"):
         rows.append((f"product lines of {suffix}", f"{lines_of('server', suffix):,}"))
     rows += [
         ("lines of YAML in conf/", f"{lines_of('conf', 'yaml'):,}"),

@@ -23,7 +23,7 @@ from bench.measuring import arguments, start
 from bench.rows import append_rows, mean_and_spread
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.plots.figures import line_style, new_figure, plain, save
+from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
@@ -121,7 +121,7 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     figure = new_figure(7.0, 2.8)
     names = sorted({row["data"] for row in rows})
     for place, data in enumerate(names):
-        axes = plain(figure.add_subplot(1, len(names), place + 1))
+        axes = plain_axes(figure.add_subplot(1, len(names), place + 1))
         found = [row for row in rows if row["data"] == data]
         for index, name in enumerate(("FedAvg, nothing protected", "FPL, nothing protected")):
             level = [float(row["average"]) for row in found if row["variant"] == name]

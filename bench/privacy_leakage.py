@@ -47,7 +47,7 @@ from common.prototypes import class_means
 from common.settings import RunSettings, load_settings
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
-from server.plots.figures import line_style, new_figure, plain, save
+from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import read_rows
 
@@ -296,7 +296,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     """Membership over conditional epsilon next to the accuracy of FPL over the same, both for the whole run."""
     figure = new_figure(9.0, 3.4)
-    left, right = (plain(figure.add_subplot(1, 2, place)) for place in (1, 2))
+    left, right = (plain_axes(figure.add_subplot(1, 2, place)) for place in (1, 2))
     glyphs = [row for row in rows if row["data"] == "glyphs"]
     series = dict.fromkeys((row["method"], row["samples"]) for row in glyphs)
     for index, (method, samples) in enumerate(series):

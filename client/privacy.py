@@ -22,7 +22,7 @@ from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, public_split_hash
 from common.errors import ConfigError, PayloadError, PrivacyError
-from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite, gaussian
+from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian
 from common.prototypes import PrototypeSet, class_means
 from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
 from common.wire.messages import Request
@@ -426,7 +426,7 @@ class Protection(Unprotected):
         squares = 0.0
         for name in sorted(trained):
             if trained[name].is_floating_point():
-                updates[name] = finite(trained[name].cpu().double() - received[name].cpu().double())
+                updates[name] = finite_copy(trained[name].cpu().double() - received[name].cpu().double())
                 squares += float(updates[name].square().sum())
         factor, draws = clip_factor(math.sqrt(squares), clip), self._draws("weights")
         deviation = self.privacy.update_noise_multiplier * 2 * clip

@@ -107,7 +107,7 @@ class GaussianPrivacy:
         return found
 
 
-def finite(tensor: Tensor) -> Tensor:
+def finite_copy(tensor: Tensor) -> Tensor:
     """Return a copy in float64, with 0 in place of values that are not finite.
 
     Otherwise the norm of a tensor with NaN would be NaN, and could not be used to clip it.
@@ -122,7 +122,7 @@ def clip_rows(rows: Tensor, norm: float) -> Tensor:
         rows: ``[N, D]``. Values that are not finite become 0; a row whose length overflows float64 becomes 0.
         norm: > 0.
     """
-    values = finite(rows)
+    values = finite_copy(rows)
     lengths = torch.linalg.vector_norm(values, dim=1, keepdim=True).clamp_min(NORM_FLOOR)
     return (values * (norm / lengths).clamp_max(1.0)).to(rows.dtype)
 

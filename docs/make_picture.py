@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.plots.figures import new_figure, plain, save
+from server.results.figures.charts import new_figure, plain_axes, save
 from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
@@ -67,7 +67,7 @@ def draw(folder: Path, target: Path) -> None:
     canvas.text(
         0.2, 0.12, "devices: one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
     )
-    chart = plain(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
+    chart = plain_axes(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
     chart.grid(visible=False)
     for method, color in COLORS.items():
         runs = [RunFolder(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]

@@ -276,15 +276,15 @@ class Run:
 
         The average has no point in a round that lacks a domain.
         """
-        from server.plots.figures import draw_curves, legend, new_figure, plain
-        from server.results.report.plots import accuracy_curves
+        from server.results.curves import accuracy_curves
+        from server.results.figures.charts import draw_curves, legend, new_figure, plain_axes
         from server.results.seeds import Value
 
         curves: dict[str, dict[int, Value]] = {}
         for name, points in accuracy_curves(self.records).items():
             curves[name] = {number: Value(accuracy, None) for number, accuracy in points.items()}
         figure = new_figure(7.2, 4.2, f"{self.method} on {self.records.names[0]}, seed {self.seed}")
-        axes = plain(figure.add_subplot())
+        axes = plain_axes(figure.add_subplot())
         draw_curves(axes, curves)
         axes.set_ylabel("test accuracy, %")
         legend(axes)
@@ -296,11 +296,11 @@ class Run:
         Args:
             path: where to write it; ``None`` writes ``report.html`` into the run's folder.
         """
-        from server.commands.report import report
+        from server.results.report.page import write_report
 
         if path is not None:
             path = Path(path)
-        return report([str(self.folder)], path)
+        return write_report([str(self.folder)], path)
 
     def model(self, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
         """Return the trained model, on the CPU, in evaluation mode.

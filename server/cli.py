@@ -160,15 +160,15 @@ def _sweep(
 @command("compare")
 def _compare(
     overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
-    methods: Annotated[str, option("--methods", text="The methods; * is all.", metavar="A,B")] = "",
+    methods: Annotated[list[str] | None, option("--methods", text="The methods; * is all.", metavar="A,B")] = None,
     trials: Annotated[
         int, option("--trials", text="Trials of a study for each searched setting; 8 by default.", metavar="N", min=1)
     ] = 8,
     studies: Annotated[int, option("--studies", text="Tuning studies of each method; 3 by default.", min=1)] = 3,
     runs: Annotated[int, option("--runs", text="Final runs of each study; 2 by default.", min=1)] = 2,
     scores: Annotated[
-        str, option("--scores", text="in_domain (default), leave_one_out or both.", metavar="A,B")
-    ] = "in_domain",
+        list[str] | None, option("--scores", text="in_domain (default), leave_one_out or both.", metavar="A,B")
+    ] = None,
     weighting: Annotated[
         str, option("--weighting", text="uniform or samples for all methods; each method's own by default.")
     ] = "",
@@ -186,8 +186,8 @@ def _compare(
     from server.study.compare import CompareRequest, compare, do_one
     from server.study.rules import Rules
 
-    rules = Rules(studies, trials, runs, items_of(scores), weighting)
-    words = [f"methods={methods}", *overrides, *rules.options]
+    rules = Rules(studies, trials, runs, items_of(scores) or ("in_domain",), weighting)
+    words = [f"methods={','.join(items_of(methods))}", *overrides, *rules.options]
     request = CompareRequest(items_of(methods), tuple(overrides), output or default_output("compare", words), rules)
     if only:
         do_one(request, only)
@@ -248,15 +248,14 @@ def _report(
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
-    from server.commands.report import report
+    from server.results.report.page import write_report
 
-    path = report(folders, output)
+    path = write_report(folders, output)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 
 
-command("export")(models.export)
-command("predict")(models.predict)
-command("evaluate")(models.evaluate)
+command("export")(models.export_run)
+command("evaluate")(models.evaluate_model)
 
 
 @command("reproduce")
@@ -271,14 +270,16 @@ def _reproduce(
         ),
     ] = "paper",
     methods: Annotated[
-        str,
+        list[str] | None,
         option(
             "--methods",
             text="Rows by label as written (its own commas left out), or all of a method's; every row by default.",
             metavar="A,B",
         ),
-    ] = "",
-    seeds: Annotated[str, option("--seeds", text="Seeds; the table's own by default.", metavar="0,1,2")] = "",
+    ] = None,
+    seeds: Annotated[
+        list[str] | None, option("--seeds", text="Seeds; the table's own by default.", metavar="0,1,2")
+    ] = None,
     output: Annotated[
         Path | None, option("--output", text="The folder; outputs/reproduce/SCALE by default.", metavar="DIR")
     ] = None,
@@ -317,7 +318,9 @@ def _figure(
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
     column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
-    axes: Annotated[str, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")] = "",
+    axes: Annotated[
+        list[str] | None, option(text="heatmap: one or two settings, such as method.contrast,method.temperature.")
+    ] = None,
     samples: Annotated[int, option(text="prototypes: test images of each domain; 100 by default.")] = 100,
     by: Annotated[
         str, option(text="prototypes: placed by tsne (default) or pca.", autocompletion=one_of(("tsne", "pca")))
@@ -339,7 +342,7 @@ def _figure(
         output,
         _known(rule, RULES),
         column,
-        axes.split(",") if axes else (),
+        items_of(axes),
         samples,
         by,
         title,
@@ -377,33 +380,35 @@ def _doctor(
 def _demo(
     overrides: Settings,
     methods: Annotated[
-        str, option("--methods", text="The methods; fedavg,fpl by default.", metavar="A,B")
-    ] = "fedavg,fpl",
-    output: Annotated[Path, option("--output", text="The folder; outputs/demo by default.", metavar="DIR")] = Path(
-        "outputs/demo"
-    ),
+        list[str] | None, option("--methods", text="The methods; fedavg,fpl by default.", metavar="A,B")
+    ] = None,
+    output: Annotated[
+        Path | None, option("--output", text="The folder; outputs/demo by default.", metavar="DIR")
+    ] = None,
+    deployment: Annotated[
+        bool,
+        option(
+            "--deployment",
+            text="Train FPL on a SuperLink and four SuperNodes instead: real processes on this machine, which end "
+            "with the demonstration.",
+        ),
+    ] = False,
 ) -> None:
     """Train FedAvg and FPL on Ray, side by side, offline.
 
     goldfinch demo --methods fedprox,fpl --output DIR
+    goldfinch demo --deployment
     KEY=VALUE  any setting of goldfinch run, for all of them
     """
     show_loading(quiet=False)
-    from server.commands.demo import demo
+    from server.commands import demo
 
-    demo(overrides, items_of(methods), output)
-
-
-@command("deployment-demo")
-def _deployment_demo(overrides: Settings) -> None:
-    """Train FPL on a SuperLink and four SuperNodes.
-
-    KEY=VALUE  any setting of goldfinch run
-    All are real processes on this machine, and end with the demonstration.
-    """
-    from server.commands.demo import deployment_demo
-
-    deployment_demo(overrides)
+    if deployment:
+        if methods or output:
+            raise ConfigError("--deployment trains one method: write method=NAME and output=DIR, as of goldfinch run")
+        demo.deployment_demo(overrides)
+        return
+    demo.demo(overrides, items_of(methods) or demo.DEMO_METHODS, output or Path("outputs/demo"))
 
 
 Nodes = Annotated[list[str] | None, option("--node", text="A device; repeatable.", metavar="NAME")]

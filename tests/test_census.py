@@ -16,8 +16,8 @@ LIMITS = {
     "settings never set": 97,
     "settings never set nor named on a page": 0,
     "kinds of record in a run's folder": 10,
-    "commands": 16,
-    "public names defined twice": 21,
+    "commands": 14,
+    "public names defined twice": 13,
     "renderers of a table": 6,
     "circles, imports inside functions counted": 1,
 }

@@ -13,9 +13,9 @@ from common.settings import RunSettings, load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client, store_for
 from server.commands.export import export
 from server.commands.predict import predict
-from server.commands.report import report
 from server.flower.submit import run_on_ray
 from server.results.overrides import own_model_of
+from server.results.report.page import write_report
 from server.results.run import RunFolder
 from server.results.table import show_table
 from server.run.conduct import prepare_output
@@ -54,7 +54,7 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
     console.rule("side by side")
     show_table(folders)
     console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
-    console.print(f"report: {report(folders, output / 'report.html')}", soft_wrap=True)
+    console.print(f"report: {write_report(folders, output / 'report.html')}", soft_wrap=True)
     show_predictions(RunFolder(Path(folders[-1])), output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
@@ -80,7 +80,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
     """
     console = Console()
     started = time.perf_counter()
-    place = quoted_override("output", Path("outputs", "deployment-demo", "run").absolute())
+    place = quoted_override("output", Path("outputs", "demo-deployment", "run").absolute())
     chosen = ["method=fpl", "rounds=guarded", "engine=superlink", "train.rounds=3", place, "overwrite=true", *overrides]
     settings = load_settings(chosen)
     prepare_output(settings)

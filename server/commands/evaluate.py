@@ -1,4 +1,4 @@
-"""``goldfinch evaluate``: score an exported model on any domain, also on one that no client had."""
+"""``goldfinch evaluate MODEL data=...``: score an exported model on any domain, also on one that no client had."""
 
 import math
 from collections.abc import Mapping, Sequence

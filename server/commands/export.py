@@ -88,7 +88,7 @@ def export(
         print(f"note: {note}")
     if description.complete:
         print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
-        print(f"next: goldfinch predict {to} IMAGE...")
+        print(f"next: goldfinch evaluate {to} IMAGE...")
     else:
         print(f"next, on each device: goldfinch export STATE --shared {to.name} --to DIR (docs/deploy.md)")
     return description

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
 from common.regular_files import read_small
-from server.plots.figures import bars, check_format, convergence, save, sensitivity
+from server.results.figures.charts import bars, check_format, convergence, save, sensitivity
 from server.results.frames import domain_columns, domain_heads, partial_notes
 from server.results.groups import Group, group_runs, rename
 from server.results.run import RunFolder, find_runs
@@ -171,7 +171,7 @@ def _title(runs: Sequence[RunFolder]) -> str:
 
 
 def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
-    from server.plots.prototypes import prototype_figure
+    from server.results.figures.prototypes import prototype_figure
 
     if len(runs) != 1:
         folders = [str(run.folder) for run in runs[:5]]

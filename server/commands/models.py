@@ -1,23 +1,28 @@
-"""``goldfinch export``, ``predict`` and ``evaluate``: their options and help. What they do is imported when called."""
+"""``goldfinch export`` and ``evaluate``: their options and help. What they do is imported when called."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from common.errors import ConfigError, nearest
-from server.commands.program import Quiet, Settings, argument, option
+from server.commands.program import Quiet, Settings, argument, items_of, option
 
 Model = Annotated[Path, argument("MODEL")]
 
+SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
+"""How a setting begins. An image of such a name is written with its folder: ``./a=b.png``."""
 
-def export(
+
+def export_run(
     source: Annotated[Path, argument("RUN")],
     data: Settings,
     to: Annotated[Path | None, option("--to", text="The new folder; always given.", metavar="DIR")] = None,
     formats: Annotated[
-        str, option("--format", text="onnx, besides safetensors, which is always written.", metavar="NAMES")
-    ] = "",
+        list[str] | None,
+        option("--format", text="onnx, besides safetensors, which is always written; repeatable.", metavar="NAMES"),
+    ] = None,
     chosen: Annotated[
         str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
     ] = None,
@@ -36,13 +41,12 @@ def export(
     """
     if to is None:  # typer would show a required option with a stray backslash
         raise ConfigError(f"--to DIR is missing: goldfinch export {source} --to DIR")
-    from server.commands.export import export as write
+    from server.commands.export import export
 
-    names = [name for name in formats.split(",") if name]
-    write(
+    export(
         source,
         to,
-        names,
+        items_of(formats),
         chosen=chosen,
         client=client,
         shared=shared,
@@ -52,51 +56,56 @@ def export(
     )
 
 
-def predict(
+def evaluate_model(
     model: Model,
-    images: Annotated[list[Path], argument("IMAGE...")],
-    output: Annotated[Path | None, option("--output", text="A .csv or .json file for all of it.")] = None,
-) -> None:
-    """Predict the classes of images with an exported model.
-
-    MODEL  the folder that goldfinch export wrote
-    IMAGE  images, or folders of images
-    What cannot be read is named and skipped, and makes the exit code 1.
-    """
-    from server.commands.predict import predict as classify
-
-    raise typer.Exit(classify(model, images, output))
-
-
-def evaluate(
-    model: Model,
-    data: Settings,
-    part: Annotated[str, option("--split", text="test (default), train or all.")] = "test",
+    given: Annotated[list[str], argument("[IMAGE or KEY=VALUE]...", default_factory=list)],
+    part: Annotated[str, option("--split", text="test (default), train or all.")] = "",
     output: Annotated[
-        Path | None, option("--output", text="A .json file for all of it; with engine=..., a folder.")
+        Path | None,
+        option("--output", text="A .json file for all of it, or .csv of images; with engine=..., a folder."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Score an exported model, also on domains of others.
+    """Predict images, or score a model on any domain.
 
+    goldfinch evaluate MODEL photos more.png --output predictions.csv
     goldfinch evaluate MODEL data=folder data.root=DIR data.domains=[new_site]
     goldfinch evaluate MODEL engine=superlink data=folder data.domains=[a,b] --output DIR
     MODEL      the folder that goldfinch export wrote
-    KEY=VALUE  the data, as of goldfinch run
+    IMAGE      images, or folders of images, whose classes are predicted; what cannot be read is named
+               and skipped, and makes the exit code 1
+    KEY=VALUE  the data, as of goldfinch run, whose labels the model is scored by
     With engine=inline, ray or superlink every client scores the model on its own test data, without training;
     DIR holds the records of a run.
     """
+    settings = [word for word in given if SETTING.match(word)]
+    images = [Path(word) for word in given if not SETTING.match(word)]
+    if images:
+        _predict(model, images, settings, part, output)
+        return
     from server.commands.device_evaluation import evaluate_on_devices, is_federated
 
-    if is_federated(data):
-        if part != "test":
+    if is_federated(settings):
+        if part not in ("", "test"):
             raise ConfigError(f"--split {part}: with engine=... clients score their test split; leave --split out")
-        evaluate_on_devices(model, data, output, quiet=quiet)
+        evaluate_on_devices(model, settings, output, quiet=quiet)
         return
-    from server.commands.evaluate import PARTS
-    from server.commands.evaluate import evaluate as score
+    from server.commands.evaluate import PARTS, evaluate
 
-    if part not in PARTS:
+    if part and part not in PARTS:
         raise ConfigError(f"--split {part}: {nearest(part, PARTS)}")
-    known: Any = part
-    score(model, data, known, output)
+    known: Any = part or "test"
+    evaluate(model, settings, known, output)
+
+
+def _predict(model: Path, images: list[Path], settings: list[str], part: str, output: Path | None) -> None:
+    if settings:
+        raise ConfigError(
+            f"{settings[0]} and {images[0]}: give images, whose classes are predicted, or settings of data, on which "
+            "the model is scored (an image whose name looks like a setting is written ./NAME)"
+        )
+    if part:
+        raise ConfigError(f"--split {part}: images have no split; leave it out")
+    from server.commands.predict import predict
+
+    raise typer.Exit(predict(model, images, output))

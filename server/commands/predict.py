@@ -1,4 +1,4 @@
-"""``goldfinch predict``: the class of images, by an exported model."""
+"""``goldfinch evaluate MODEL IMAGE...``: the class of images, by an exported model."""
 
 import csv
 import io

@@ -74,6 +74,8 @@ LEFT = {
     "tune": "goldfinch compare --methods NAME tunes one method, or several alike",
     "explain": "goldfinch list NAME explains a choice or a setting",
     "board": "goldfinch compare writes its table and every run (compare.md, runs.csv)",
+    "deployment-demo": "write goldfinch demo --deployment",
+    "predict": "write goldfinch evaluate MODEL IMAGE...",
 }
 """Commands that were there once, and what to call instead."""
 
@@ -166,7 +168,22 @@ class Command(TyperCommand):
                 flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
+        self._check_repeated(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _check_repeated(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse an option that takes one value and is given several times, of which click would take the last.
+
+        Raises:
+            ConfigError: it names the option.
+        """
+        if ctx.resilient_parsing:  # of which completion asks for what comes next
+            return
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.params:
+            single = isinstance(parameter, click.Option) and not parameter.multiple and not parameter.is_flag
+            if single and given.count(parameter) > 1:
+                raise ConfigError(f"goldfinch {self.name}: {parameter.opts[0]} is given twice, and takes one value")
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help. Typer escapes brackets for rich's markup, which is not used here."""
@@ -205,18 +222,20 @@ def show_loading(quiet: bool) -> None:
         print("loading PyTorch and the data ...", file=sys.stderr)
 
 
-def items_of(text: str) -> tuple[str, ...]:
-    """Return the items of ``A,B``, without spaces around them and without empty ones."""
-    return tuple(item.strip() for item in text.split(",") if item.strip())
+def items_of(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the items of an option that is written ``A,B`` or repeated, without spaces and without empty ones."""
+    items = ",".join(texts or ()).split(",")
+    return tuple(item.strip() for item in items if item.strip())
 
 
-def seeds_of(text: str) -> tuple[int, ...]:
-    """Return the seeds of ``0,1,2``; of an empty text none.
+def seeds_of(texts: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the seeds of ``0,1,2``; none if the option is not given.
 
     Raises:
         ConfigError: a seed is not a whole number, or is there twice.
     """
-    items = items_of(text)
+    items = items_of(texts)
+    text = ",".join(items)
     if not all(item.isdecimal() for item in items):
         raise ConfigError(f"--seeds {text}: expected whole numbers with commas between them, such as --seeds 0,1,2")
     seeds = tuple(int(item) for item in items)

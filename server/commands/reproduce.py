@@ -18,7 +18,6 @@ from common.storage import write_bytes, write_json, write_text
 from common.text import shell_line
 from common.versions import combined_hash, package_versions
 from server.commands.sweep import Job, check_data, execute, raise_failures
-from server.plots.figures import bars, convergence, rendered, sensitivity
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import Picture, pages
 from server.reproduction.published import (
@@ -29,6 +28,7 @@ from server.reproduction.published import (
     published_table,
     published_tables,
 )
+from server.results.figures.charts import bars, convergence, rendered, sensitivity
 from server.results.run import RunFolder, varying
 from server.results.seeds import Value
 from server.run.conduct import check_not_in_a_run

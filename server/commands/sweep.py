@@ -4,12 +4,10 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from common.choices import FOLDERS, choices_of
+from common.choices import choices_of
 from common.config import compose_config
 from common.data.domain import DataSource
 from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
@@ -37,6 +35,7 @@ from server.results.run import RunFolder
 from server.results.table import table_text
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
+from server.run.own_processes import OwnProcesses
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that was stopped by the user; it is not started again."""
@@ -290,24 +289,19 @@ def execute(
             say(f"{job.label}: the run in its folder is not used, since {reason}; it is run again")
     started = time.perf_counter()
     failures: dict[Path, str] = {}
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    with console.status("starting") as status, ThreadPoolExecutor(max(1, jobs)) as pool:
+    pool = ThreadPoolExecutor(max(1, jobs))
+    with console.status("starting") as status, pool, OwnProcesses() as processes:  # ended before the pool is waited for
         show = Progress(status.update)
-        try:
-            ended = pool.map(partial(run_subprocess, running=running, show=show), waiting)
-            for done, (job, problem) in enumerate(ended, 1):
-                left = (time.perf_counter() - started) / done * (len(waiting) - done)
-                if problem:
-                    outcome = f"FAILED: {problem}"
-                    failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
-                else:
-                    outcome = _score(job, rule)
-                say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {outcome}")
-                finished()
-        except KeyboardInterrupt:
-            for process in list(running.values()):
-                process.terminate()  # each keeps its last complete round, and the next sweep resumes it
-            raise
+        ended = pool.map(partial(run_subprocess, processes=processes, show=show), waiting)
+        for done, (job, problem) in enumerate(ended, 1):
+            left = (time.perf_counter() - started) / done * (len(waiting) - done)
+            if problem:
+                outcome = f"FAILED: {problem}"
+                failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
+            else:
+                outcome = _score(job, rule)
+            say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {outcome}")
+            finished()
     return failures
 
 
@@ -347,16 +341,12 @@ class Progress:
         self.write(escape("\n".join(map(": ".join, list(self.lines.items())))))
 
 
-def run_subprocess(
-    job: Job,
-    running: dict[str, subprocess.Popen[bytes]],
-    show: Callable[[str, str], None],
-) -> tuple[Job, str]:
+def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str], None]) -> tuple[Job, str]:
     """Do one run in a process of its own; a run that was interrupted is resumed.
 
     Args:
         job: the run.
-        running: the process is here, by the run's label, while it runs.
+        processes: the group of the run's process.
         show: called with the run's label and the last line of its log.
 
     Returns:
@@ -367,27 +357,18 @@ def run_subprocess(
     way = "overwrite=true"
     if begun and not job.stale():
         way = "resume=true"
-    command = [sys.executable, "-P", "-m", "server.cli", "run", *job.overrides]
-    command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.train.threads)}
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
         if job.summary() is not None and choice != way:
             break  # it finished without a score, and would do so again
-        with (
-            log.open("w") as stream,
-            subprocess.Popen(  # noqa: S603  # our own program, no shell
-                [*command, choice], env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-            ) as process,
-        ):
-            running[job.label] = process
-            code = None
-            while code is None:
-                show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = process.wait(POLL_SECONDS)
+        with log.open("w") as stream:
+            process = processes.start(["run", *job.overrides, choice], job.settings.train.threads, stream)
+        code = None
+        while code is None:
+            show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(POLL_SECONDS)
         show(job.label, "")
-        del running[job.label]
         if code == 0:
             return job, ""
         if code in INTERRUPTED:

@@ -53,7 +53,7 @@ CONDITIONS = {
 """Why a run has no epsilon, by the part without noise or by the source of the noise."""
 
 
-def check_accountant(settings: RunSettings) -> None:
+def require_accountant(settings: RunSettings) -> None:
     """Check before the first round that the accountant's library is installed.
 
     Raises:

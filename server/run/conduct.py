@@ -16,7 +16,7 @@ from common.run_config import CLASS_NAMES, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
-from server.run.accounting import check_accountant
+from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.history import PARTS, History
@@ -45,7 +45,7 @@ def prepare_output(settings: RunSettings) -> None:
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
     tracker_settings(settings)
-    check_accountant(settings)
+    require_accountant(settings)
     with run_lock(settings.output_folder):
         _begin(settings)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.choices import FOLDERS
 from common.errors import ConfigError, EngineError
 from common.extras import libraries_of
 from common.storage import write_text
 from common.text import shell_line
 from server.results.run import RunFolder
 from server.run.conduct import check_not_in_a_run, run_lock
-from server.study.ranking import Ranking, StudyRun, csv_text, notes, rank_methods, ranked_table
+from server.run.own_processes import OwnProcesses
+from server.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from server.study.rules import Entrant, Rules, entrants_of
 from server.study.search import (
     Say,
@@ -123,7 +120,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
             if problem:
                 remarks.append(f"{study.name} has no result: {problem}.")
         tables = rank_methods(found)
-        write_text(request.output / RUNS, csv_text(found))
+        write_text(request.output / RUNS, runs_csv(found))
         text = page(request, entrants[0], tables, remarks)
         write_text(request.output / PAGE, text)
     say(text)
@@ -226,28 +223,16 @@ def _in_processes(request: CompareRequest, studies: Sequence[TuningStudy], jobs:
     Raises:
         ConfigError: a process failed; it has printed why.
     """
-    command = [sys.executable, "-P", "-m", "server.cli", *request.words]
-    command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(studies[0].entrant.settings.train.threads)}
-    running: list[subprocess.Popen[bytes]] = []
+    threads = studies[0].entrant.settings.train.threads
+    with ThreadPoolExecutor(jobs) as pool, OwnProcesses() as processes:  # ended before the pool is waited for
 
-    def run(study: TuningStudy) -> str:
-        process = subprocess.Popen([*command, "--only", study.name], env=environment, stdin=subprocess.DEVNULL)  # noqa: S603
-        running.append(process)
-        if process.wait():
-            return study.name
-        return ""
+        def run(study: TuningStudy) -> str:
+            process = processes.start([*request.words, "--only", study.name], threads)
+            if process.wait():
+                return study.name
+            return ""
 
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(run, study) for study in studies]
-        try:
-            failed = [task.result() for task in waiting if task.result()]
-        except BaseException:
-            for task in waiting:
-                task.cancel()
-            for process in running:
-                process.terminate()  # each keeps its last complete round, and the same command continues it
-            raise
+        failed = list(filter(None, pool.map(run, studies)))
     if failed:
         raise ConfigError(f"some studies failed ({', '.join(failed)}); the reasons are above")
 

@@ -58,7 +58,7 @@ class StudyRun:
     scored: str = "global model"
 
 
-def csv_text(runs: Sequence[StudyRun]) -> str:
+def runs_csv(runs: Sequence[StudyRun]) -> str:
     """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

@@ -28,6 +28,7 @@ from server.commands import demo as demo_module
 from server.commands import doctor, running
 from server.commands import sweep as sweep_module
 from server.commands.listing import description
+from server.commands.program import items_of
 from server.commands.sweep import plan
 from server.results.run import RunFolder
 
@@ -121,6 +122,12 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["sweep", "seed=0,1", "output=DIR"], 1, "write --output DIR"),
         (["sweep", "seed=0,1", "overwrite=true"], 1, "write --overwrite"),
         (["tune", "method=fpl"], 1, "goldfinch compare --methods NAME"),
+        (["deployment-demo"], 1, "goldfinch demo --deployment"),
+        (["predict", "MODEL", "photo.png"], 1, "goldfinch evaluate MODEL IMAGE..."),
+        (["demo", "--deployment", "--methods", "fpl"], 1, "method=NAME"),
+        (["evaluate", "MODEL", "photo.png", "data=glyphs"], 1, "give images, whose classes are predicted, or settings"),
+        (["evaluate", "MODEL", "photo.png", "--split", "all"], 1, "images have no split"),
+        (["sweep", "seed=0,1", "--jobs", "1", "--jobs", "2"], 1, "--jobs is given twice"),
         (["compare", "--methods", "fpl", "trials=20"], 1, "write --trials 20"),
         (["compare", "--methods", "fpl", "--trails", "20"], 2, "--trials"),
         (["compare", "--methods", "fpl", "--trials", "many"], 2, "--trials"),
@@ -147,6 +154,21 @@ def test_commands_and_options_complete(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_mistakes_are_named(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert message in capsys.readouterr().err
+
+
+def test_an_option_of_several_values_may_be_repeated() -> None:
+    """Click keeps the last of them, which would drop the others in silence."""
+    lists = {
+        (name, parameter.opts[0])
+        for name, command in COMMANDS.items()
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and ("," in str(parameter.metavar) or "repeat" in str(parameter.help))
+    }
+    assert {("export", "--format"), ("compare", "--methods"), ("reproduce", "--seeds")} <= lists
+    for name, flag in lists:
+        (parameter,) = (each for each in COMMANDS[name].params if flag in each.opts)
+        assert parameter.multiple, f"goldfinch {name} {flag} keeps the last value alone"  # type: ignore[attr-defined]
+    assert items_of(["a, b", "c"]) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("stranger", ["strategies.py", "client/__init__.py"])
@@ -330,7 +352,7 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demo_module, "run_on_ray", note)
     monkeypatch.setattr(demo_module, "show_table", lambda folders: None)
     monkeypatch.setattr(demo_module, "show_predictions", lambda run, output: None)
-    monkeypatch.setattr(demo_module, "report", lambda folders, path: path)
+    monkeypatch.setattr(demo_module, "write_report", lambda folders, path: path)
     assert main(["demo", "--methods", "fedprox,moon", "--output", str(tmp_path)]) == 0
     assert trained == ["fedprox", "moon"]
     assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1

@@ -195,7 +195,7 @@ def test_a_damaged_folder_of_another_kind_gives_a_message(
         damage(name, folder / file)
         words = maker
         if command == "predict":
-            words = ["predict", "FOLDER", "IMAGE"]
+            words = ["evaluate", "FOLDER", "IMAGE"]
         if command == "evaluate":
             words = ["evaluate", "FOLDER", "data=glyphs", "data.domains=[sketch]"]
         check(put_in(words, FOLDER=folder, IMAGE=image), capsys)

@@ -55,7 +55,6 @@ NO_SETTINGS = {
         "export",
         "figure",
         "list",
-        "predict",
         "report",
     ),
     *("resume", "table"),
@@ -106,12 +105,13 @@ def check_flower(words: list[str]) -> None:
 def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
     """Compose the settings of one of our commands, after the program has parsed its arguments and options."""
     overrides = given.get("overrides") or []
-    if name in {"run", "demo", "deployment-demo"}:
+    if name in {"run", "demo"}:
         load_settings(overrides)
     elif name == "sweep" and overrides:
         sweep.plan(overrides, folder)
     elif name == "compare" and given["methods"]:
-        rules = Rules(given["studies"], given["trials"], given["runs"], items_of(given["scores"]), given["weighting"])
+        scores = items_of(given["scores"]) or ("in_domain",)
+        rules = Rules(given["studies"], given["trials"], given["runs"], scores, given["weighting"])
         assert entrants_of(items_of(given["methods"]), overrides, rules)[0]
     elif name == "reproduce" and given["table"]:
         seeds = seeds_of(given["seeds"])

@@ -15,7 +15,7 @@ from support.own import forget
 
 from common.choices import CONF, FOLDERS, search
 from common.config import build, changed_config, compose_config
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.overlays import overlay_text
 from common.overrides import escaped, quoted_override, unescaped
 from common.settings import load_settings, settings_of
@@ -26,6 +26,7 @@ from server.commands.sweep import plan
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
 from server.results.run import RunFolder
+from server.run.own_processes import OwnProcesses
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 
@@ -170,8 +171,26 @@ def test_a_sweep_hands_the_folder_to_its_runs(folder: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(OSError, match="not started"):
-        sweep_module.run_subprocess(jobs[0], {}, lambda label, line: None)
+        sweep_module.run_subprocess(jobs[0], OwnProcesses(), lambda label, line: None)
     assert f"--config-dir={folder}" in called[0]
+
+
+def test_an_error_ends_what_runs_and_lets_nothing_start() -> None:
+    """As Ctrl-C in a sweep: the next run in the queue would train otherwise, after the others were ended."""
+
+    def fail() -> None:
+        with OwnProcesses() as processes:
+            found.append(processes.start(["compare", "--help"], 1))
+            groups.append(processes)
+            raise KeyboardInterrupt
+
+    found: list[subprocess.Popen[bytes]] = []
+    groups: list[OwnProcesses] = []
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert found[0].wait(60) in (0, -15)
+    with pytest.raises(EngineError, match="no further process"):
+        groups[0].start(["list"], 1)
 
 
 def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.toy import ChangedToy, Toy, toy_settings
 from client.privacy import Protection
 from client.trainer import LocalExchange
 from common.errors import PayloadError
-from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite
+from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy
 from common.settings import RunSettings
 
 CLIP = 1.0
@@ -74,7 +74,7 @@ def test_rows_that_hold_no_numbers_are_no_longer_than_any() -> None:
     clipped = clip_rows(rows, CLIP)
     assert clipped.norm(dim=1).tolist() == pytest.approx([1.0, 1.0, 1.0, 0.0, 0.5])
     assert clip_rows(torch.full((1, 2), 1e200, dtype=torch.float64), CLIP).tolist() == [[0.0, 0.0]]
-    assert finite(rows).tolist()[3] == [0.0, 0.0]
+    assert finite_copy(rows).tolist()[3] == [0.0, 0.0]
     assert [clip_factor(norm, 2.0) for norm in (0.0, 2.0, 8.0, NAN, INFINITE)] == [1.0, 1.0, 0.25, 0.0, 0.0]
 
 

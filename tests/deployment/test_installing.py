@@ -264,7 +264,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 def test_files_import_at_once_only_what_a_device_has() -> None:
     base = names(PROJECT["dependencies"])
     early = {(distribution(name), str(path)) for name, path, first in imported() if first and name not in BROUGHT_ALONG}
-    rooms = ("server/plots/", "server/reproduction/", "server/results/", "server/commands/", "server/trackers/")
+    rooms = ("server/reproduction/", "server/results/", "server/commands/", "server/trackers/")
     assert not [item for item in early if item[0] not in base and not item[1].startswith(rooms)]
 
 
@@ -295,7 +295,7 @@ reply = answer_question(Question("register", 1, {{"overrides": " ".join(override
 assert reply.ok, reply.text
 codes = [main(["run", "--quiet", *overrides])]
 out = overrides[-2].partition("=")[2]
-codes += [main(["export", out, "--to", out + "-model"]), main(["predict", out + "-model", {data!r}])]
+codes += [main(["export", out, "--to", out + "-model"]), main(["evaluate", out + "-model", {data!r}])]
 print(*codes, main(["run", "--quiet", "data=glyphs", *overrides[4:]]))
 """
 

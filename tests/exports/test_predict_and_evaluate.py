@@ -31,7 +31,7 @@ NAMES = Toy().class_names
 
 def test_predictions_go_to_a_table(exported: Path, pictures: Path, tmp_path: Path) -> None:
     folders, output = [pictures / domain / "test" for domain in DOMAINS], tmp_path / "predictions.csv"
-    assert main(["predict", str(exported), *map(str, folders), "--output", str(output)]) == 0
+    assert main(["evaluate", str(exported), *map(str, folders), "--output", str(output)]) == 0
     with output.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["image"] for row in rows] == [str(path) for place in folders for path in sorted(place.rglob("*.png"))]
@@ -56,22 +56,25 @@ def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
     """A spreadsheet runs cells that begin with =, a terminal runs escape sequences, and no table holds other bytes."""
     source = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
     monkeypatch.chdir(tmp_path)
-    names = ["=1+1.png", "red\x1b[31m.png", os.fsdecode(b"not-utf8-\xff.png")]
+    names = ["=1+1.png", "./data=1.png", "red\x1b[31m.png", os.fsdecode(b"not-utf8-\xff.png")]
     for name in names:
         shutil.copy(source, name)
-    assert main(["predict", str(exported), *names, "--output", "predictions.csv"]) == 0
+    assert main(["evaluate", str(exported), *names, "--output", "predictions.csv"]) == 0
     shown = capsys.readouterr().out
     with Path("predictions.csv").open(newline="", encoding="utf-8") as stream:
         images = [row["image"] for row in csv.DictReader(stream)]
-    assert images == ["'=1+1.png", "red\\x1b[31m.png", "not-utf8-\\udcff.png"]
+    assert images == ["'=1+1.png", "data=1.png", "red\\x1b[31m.png", "not-utf8-\\udcff.png"]
     assert "\x1b" not in shown
-    assert main(["predict", str(exported), *names, "--output", "predictions.json"]) == 0
-    assert [row["image"] for row in json.loads(Path("predictions.json").read_text())] == names
+    assert main(["evaluate", str(exported), *names, "--output", "predictions.json"]) == 0
+    read = [row["image"] for row in json.loads(Path("predictions.json").read_text())]
+    assert read == [str(Path(name)) for name in names]
 
 
 def test_predictions_go_to_json_with_all_probabilities(exported: Path, pictures: Path, tmp_path: Path) -> None:
     image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
-    assert main(["predict", str(exported), str(image), str(image), "--output", str(tmp_path / "predictions.json")]) == 0
+    assert (
+        main(["evaluate", str(exported), str(image), str(image), "--output", str(tmp_path / "predictions.json")]) == 0
+    )
     (row,) = json.loads((tmp_path / "predictions.json").read_text())  # named twice, predicted once
     assert set(row["probabilities"]) == set(NAMES)
     assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
@@ -85,7 +88,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
     (tmp_path / "a.png").write_bytes(good.read_bytes()[:60])
     (tmp_path / "b.png").write_bytes(good.read_bytes())
     output = tmp_path / "predictions.csv"
-    assert main(["predict", str(exported), str(tmp_path), "--output", str(output)]) == 1
+    assert main(["evaluate", str(exported), str(tmp_path), "--output", str(output)]) == 1
     printed = capsys.readouterr()
     assert f"skipped: image {tmp_path / 'a.png'}" in printed.err
     assert str(tmp_path / "b.png") in printed.out
@@ -95,7 +98,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
 def test_many_predictions_are_cut_on_the_screen_alone(
     exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["predict", str(exported), str(pictures / "bright" / "test"), str(pictures / "dark")]) == 0
+    assert main(["evaluate", str(exported), str(pictures / "bright" / "test"), str(pictures / "dark")]) == 0
     assert "... and 16 more: --output FILE.csv holds all" in capsys.readouterr().out  # 16 + 40 images
 
 
@@ -110,7 +113,7 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
         ([str(tmp_path), image], "goldfinch export RUN --to"),
         ([model, image, "--output", str(tmp_path / "file" / "predictions.csv")], "cannot write"),
     ):
-        assert main(["predict", *words]) == 1
+        assert main(["evaluate", *words]) == 1
         assert message in capsys.readouterr().err
 
 
@@ -119,7 +122,7 @@ def test_nets_without_prototypes_have_fewer_outputs(pictures: Path, tmp_path: Pa
     run(settings)
     export(tmp_path / "run", tmp_path / "model")
     image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "predictions.csv"
-    assert main(["predict", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
+    assert main(["evaluate", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
     assert output.read_text().splitlines()[0] == "image,class,probability"
 
 

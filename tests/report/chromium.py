@@ -123,14 +123,14 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=listed)
 
     def open(self, path: Path, seconds: float = 60.0) -> None:
-        """Open a file and wait until its script has run."""
+        """Open a file and wait until it is loaded."""
         self.call("Page.navigate", url=path.absolute().as_uri())
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.evaluate("document.documentElement?.dataset.ready || ''") == "true":
+            if self.evaluate("location.protocol + document.readyState") == "file:complete":
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"the page's script did not finish; errors: {self.errors}")
+        raise TimeoutError(f"the page was not loaded; errors: {self.errors}")
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
@@ -143,21 +143,6 @@ class Browser:
         """Wait until the page has been drawn again, and has heard of scrolling and of changed preferences."""
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
-    def click(self, selector: str) -> None:
-        """Click in the middle of the first element that matches, as a mouse does."""
-        box = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', "
-            "behavior: 'instant'}); const b = e.getBoundingClientRect(); "
-            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
-
-    def press(self, key: str) -> None:
-        """Press a key on what has the focus."""
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key])
-
     def screenshot(self, path: Path, *, full: bool = True) -> None:
         """The page as a PNG."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full, **self._clip(full))
@@ -168,6 +153,3 @@ class Browser:
             return {}
         area = self.call("Page.getLayoutMetrics")["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": area["width"], "height": area["height"], "scale": 1}}
-
-
-_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "Escape": 27, "Tab": 9, "Enter": 13}

@@ -21,11 +21,11 @@ from common.wire.messages import Request
 from server.cli import main
 from server.commands.figure import bars_of
 from server.commands.sweep import plan
-from server.plots.figures import score as figure_score
+from server.results.figures.charts import score as figure_score
 from server.results.frames import partial_notes, score_frame, score_sheet
 from server.results.groups import Board, Group, leader, ranked
+from server.results.report.figures import accuracy_against_bytes, accuracy_bars
 from server.results.report.page import write_report
-from server.results.report.plots import accuracy_against_bytes, accuracy_bars
 from server.results.run import RunFolder
 from server.results.seeds import Value, curve
 from server.results.sheets import UNSEEN
@@ -250,10 +250,11 @@ def test_the_report_marks_a_partial_score_and_gives_it_no_rank(folders: Mapping[
 
 def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     board = board_of([group("FedAvg", folders["partial"]), group("FedProx", folders["other"])])
-    rows = {row["method"]: row for row in accuracy_bars(board, "final")["rows"]}
-    assert [each is None for each in rows["FedAvg"]["y"]] == [False, True, False, True, True]
-    assert None not in rows["FedProx"]["y"]
-    assert [row["method"] for row in accuracy_against_bytes(board, "final")["rows"]] == ["FedProx"]
+    told = accuracy_bars(board).panels[0].description
+    averages, others = told.split("FedProx: ")
+    assert [name in averages for name in ("bright", "dark", "noisy", "average", "worst")] == [True, False] * 2 + [False]
+    assert all(name in others for name in ("bright", "dark", "noisy", "average", "worst"))
+    assert "FedAvg" not in accuracy_against_bytes(board).panels[0].description
     partial = RunFolder(folders["partial"])
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")

@@ -13,22 +13,24 @@ import pytest
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
+from server.commands.figure import curves_of
+from server.results.curves import AVERAGE, WORST, accuracy_curves, over_seeds, train_losses
 from server.results.groups import group_runs
-from server.results.report.page import write_report
-from server.results.report.plots import (
-    AVERAGE,
-    WORST,
+from server.results.report.figures import (
+    Shown,
     accuracy_against_bytes,
     accuracy_bars,
-    band,
-    confusion_data,
+    class_samples,
+    confusion_counts,
     costs,
     losses,
+    other_metrics,
     over_rounds,
-    train_losses,
 )
+from server.results.report.page import write_report
 from server.results.report.results import client_rows, cost, metric_boards, score_rows
 from server.results.run import find_runs
+from server.results.seeds import by_round
 
 
 def test_scores_are_those_of_the_summaries(boards: Any) -> None:
@@ -42,52 +44,65 @@ def test_scores_are_those_of_the_summaries(boards: Any) -> None:
             assert group.value(f"domain:{domain}", rule).mean == pytest.approx(expected)
 
 
-def test_bands_have_the_rounds_that_every_seed_has() -> None:
+def test_means_have_the_rounds_that_every_seed_has() -> None:
     """A later round of one seed, after an average over several, would be a step between two quantities."""
-    found = band([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 6.0, 2: 9.0}])
-    assert found == {"x": [0, 1], "y": [2.0, 4.0], "sd": pytest.approx([2**0.5, 8**0.5], rel=1e-5)}
-    assert band([{4: 1.5}]) == {"x": [4], "y": [1.5], "sd": [None]}
+    found = by_round([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 6.0, 2: 9.0}])
+    assert {number: value.mean for number, value in found.items()} == {0: 2.0, 1: 4.0}
+    assert [value.deviation for value in found.values()] == pytest.approx([2**0.5, 8**0.5], rel=1e-5)
+    assert by_round([{4: 1.5}])[4].deviation is None
 
 
-def line(plot: Any, **fields: str) -> Any:
-    (found,) = [row for row in plot["rows"] if fields.items() <= row.items()]
-    return found
+def lines(shown: Shown, panel: str = "") -> dict[str, np.ndarray]:
+    """The points of each line of a panel."""
+    (drawing,) = (each.drawing for each in shown.panels if each.name == panel)
+    return {str(line.get_label()): line.get_xydata() for line in drawing.axes[0].get_lines()}
 
 
 def test_curves_end_where_the_table_does(boards: Any) -> None:
-    group, plot = boards[0].groups[1], over_rounds(boards[0])
-    average = line(plot, method="FPL (seeds 0,1,2)", domain=AVERAGE, measure="Test accuracy in %")
-    assert average["x"] == [0, 2, 3, 4], "in one run the dark domain was not scored after round 1"
-    assert average["y"][-1] == pytest.approx(group.value("average").mean, rel=1e-5)
-    worst = line(plot, method="FPL (seeds 0,1,2)", domain=WORST, measure="Test accuracy in %")
-    assert worst["y"][-1] == pytest.approx(group.value("worst").mean, rel=1e-5)
-    assert {row["term"] for row in losses(boards[0])["rows"]} == {"cross entropy", "contrast", "consistency"}
-    assert line(costs(boards[0]), method="FPL (seeds 0,1,2)", cost="bytes up a round")["x"] == [1, 2, 3, 4]
+    group = boards[0].groups[1]
+    average, domains, *_ = over_rounds(boards[0])
+    drawn = lines(average)[group.label]
+    assert drawn[:, 0].tolist() == [0, 2, 3, 4], "in one run the dark domain was not scored after round 1"
+    assert drawn[-1, 1] == pytest.approx(group.value("average").mean, rel=1e-5)
+    assert lines(domains, WORST)[group.label][-1, 1] == pytest.approx(group.value("worst").mean, rel=1e-5)
+    assert f"{group.label} {drawn[-1, 1]:.4g} in round 4" in average.panels[0].description
+    (terms,) = losses(boards[0])
+    assert {panel.name for panel in terms.panels} == {"cross entropy", "contrast", "consistency"}
+    (cost_of,) = costs(boards[0])
+    assert lines(cost_of, "MB up a round")[group.label][:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_no_average_is_drawn_beyond_the_last_round_of_a_seed(tmp_path: Path) -> None:
+    """In the report as in the figure of the command."""
+    for seed, rounds in ((0, 2), (1, 4)):
+        run(toy_settings("fedavg", tmp_path / f"{seed}", seed=seed, train={"rounds": rounds}))
+    runs = find_runs([str(tmp_path)], finished=False)
+    assert list(over_seeds(runs, accuracy_curves)[AVERAGE]) == [0, 1, 2]
+    (axes,) = curves_of(runs).axes
+    for line in axes.get_lines():
+        own = [each for each in runs if f"seed {each.seed}" in str(line.get_label())]
+        assert max(line.get_xdata()) == min(each.rounds for each in own or runs)
 
 
 def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -> None:
-    plot, others = over_rounds(boards[0]), dict(metric_boards(boards[0]))
-    assert plot["measures"][2:] == [f"{name[0].upper()}{name[1:]} in %" for name in others]
-    for name, other in others.items():
+    figures, others = other_metrics(boards[0]), metric_boards(boards[0])
+    assert len(figures) == len(others) > 0
+    for shown, (name, other) in zip(figures, others, strict=True):
+        assert shown.caption.startswith(f"{name[0].upper()}{name[1:]} in %")
         group = other.groups[1]
-        measure = f"{name[0].upper()}{name[1:]} in %"
-        for domain in DOMAINS:
-            curve = line(plot, method=group.label, domain=domain, measure=measure)
-            assert curve["y"][-1] == pytest.approx(group.value(f"domain:{domain}").mean, rel=1e-5)
+        assert lines(shown, AVERAGE)[group.label][-1, 1] == pytest.approx(group.value("average").mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["final", "best_round"])
-def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any, rule: str) -> None:
+def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any) -> None:
     (board,) = boards
-    plot = accuracy_bars(board, rule)
-    assert plot["groups"] == [*DOMAINS, "average", "worst"]
-    for group, (_, cells) in zip(board.groups, score_rows(board, rule), strict=True):
-        bar, point = line(plot, method=group.label), line(accuracy_against_bytes(board, rule), method=group.label)
-        assert bar["y"] == [cell["mean"] for cell in cells[:-1]]
-        assert bar["sd"] == [cell["std"] for cell in cells[:-1]]
-        assert (point["y"], point["sd"]) == (bar["y"][-2:-1], bar["sd"][-2:-1])
-        traffic = [run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs]
-        assert point["x"] == [pytest.approx(statistics.fmean(traffic))]
+    bars, points = accuracy_bars(board), accuracy_against_bytes(board)
+    for group, (_, cells) in zip(board.groups, score_rows(board, "final"), strict=True):
+        words = ", ".join(f"{cell['head']} {cell['mean']:.1f}" for cell in cells[:-1])
+        assert f"{group.label}: {words}." in bars.panels[0].description
+        traffic = statistics.fmean([run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs])
+        assert f"{group.label}: {cells[-3]['mean']:.1f} % at {traffic / 1e6:.4g} MB." in points.panels[0].description
+    heights = [patch.get_height() for patch in bars.panels[0].drawing.axes[0].patches]
+    assert heights == [cell["mean"] for _, cells in score_rows(board, "final") for cell in cells[:-1]]
 
 
 def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards: Any, tmp_path: Path) -> None:
@@ -115,14 +130,21 @@ def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
 
 def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
     record = boards[0].groups[1].runs[0]
-    found = confusion_data(record)
-    assert found is not None
-    classes = len(record.class_names)
-    for position, number in enumerate(found["rounds"]):
-        score = next(entry for entry in record.round_scores if entry.round == number)
-        for domain, frames in found["domains"].items():
-            matrix = np.array(frames[position]).reshape(classes, classes)
-            assert 100 * np.trace(matrix) / matrix.sum() == pytest.approx(score.accuracy[domain])
+    number, found = confusion_counts(record)
+    score = next(entry for entry in record.round_scores if entry.round == number)
+    assert (number, set(found)) == (4, set(score.accuracy))
+    for domain, matrix in found.items():
+        assert 100 * np.trace(matrix) / matrix.sum() == pytest.approx(score.accuracy[domain])
+
+
+def test_the_samples_of_clients_are_drawn_by_class(boards: Any) -> None:
+    record = boards[0].groups[1].runs[0]
+    shown = class_samples(record)
+    assert shown is not None
+    told = shown.panels[0].description
+    for client, entry in record.registrations.items():
+        classes = sum(count > 0 for count in entry["class_counts"])
+        assert f"{client} has {sum(entry['class_counts'])} of {classes} classes" in told
 
 
 def test_clients_add_up_to_the_run(boards: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from common.numerics import generator
 from common.prototypes import PrototypeSet
 from server.cli import main
 from server.commands.figure import bars_of, curves_of, named_groups
-from server.plots.figures import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
-from server.plots.prototypes import Panel, class_colours, draw_map, embed, prototype_figure, sent_figure
+from server.results.figures.charts import CLASS_COLOURS, COLOURS, bars, convergence, line_style, rendered, sensitivity
+from server.results.figures.prototypes import Panel, class_colours, draw_map, embed, prototype_figure
+from server.results.figures.svg import inline_svg
+from server.results.groups import group_runs
+from server.results.report.figures import prototypes
 from server.results.run import RunFolder, find_runs, varying
 from server.results.seeds import Value
 from server.run.prototype_log import Page
@@ -216,6 +220,36 @@ def test_long_titles_and_names_are_not_cut() -> None:
         assert box.y1 <= figure.get_figheight() + 0.01
 
 
+def test_a_figure_of_a_page_takes_its_colours_and_carries_no_style() -> None:
+    curves = {"a": {1: Value(10.0, 1.0), 2: Value(12.0, 1.0)}, "b <i>": {1: Value(3.0, None)}}
+    text = inline_svg(convergence(curves, "t"), 'what "it" shows', "one")
+    assert "style" not in text
+    assert all(part in text for part in ('role="img"', "what &quot;it&quot; shows", "b &lt;i&gt;", "currentColor"))
+    assert all(f"var(--line{index}" in text for index in (0, 1))
+    assert not re.search("#000000|#ffffff|#dddddd", text)
+    odd = inline_svg(convergence({"a\x1b[31m\x00\udcff": {1: Value(3.0, None)}}, "\x07"), "", "one")
+    assert "a\ufffd" in odd
+    assert not re.search("[\x00-\x08\x1b]", odd), "a stranger's name may have any letters"
+    ids = [set(re.findall(' id="([^"]+)"', inline_svg(convergence(curves, "t"), "", salt))) for salt in ("one", "two")]
+    assert ids[0]
+    assert not ids[0] & ids[1], "an id is there once in a page"
+    assert "var(" not in inline_svg(convergence(curves, "t"), "", "one", paper=True)
+
+
+def test_a_font_is_given_by_its_size_alone_in_every_release_of_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = convergence({"a": {1: Value(10.0, None)}}, "t")
+
+    def as_before_3_10(stream: Any, **_: Any) -> None:
+        style = "font: 8px 'DejaVu Sans', sans-serif; text-anchor: end"
+        stream.write(f'<svg xmlns="http://www.w3.org/2000/svg"><text style="{style}">x</text></svg>'.encode())
+
+    assert re.search('<text [^>]*font-size="[0-9.]+px"', inline_svg(figure, "", "one"))
+    monkeypatch.setattr(figure, "savefig", as_before_3_10)
+    text = inline_svg(figure, "", "one")
+    assert 'font-size="8px"' in text
+    assert "DejaVu" not in text
+
+
 def test_the_same_figure_gives_the_same_bytes() -> None:
     curves = {"a": {1: Value(10.0, 1.0), 2: Value(12.0, None)}}
     assert rendered(convergence(curves, "t")) == rendered(convergence(curves, "t"))
@@ -341,8 +375,7 @@ def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
 
 def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
     run = RunFolder(folder / "fpl-0")
-    figure = sent_figure(run)
-    assert figure is not None
+    figure = prototype_figure(run, "pca", 0)
     assert [axes.get_title() for axes in figure.axes] == [
         "round 1: class means that clients sent",
         "round 2: class means that clients sent",
@@ -350,21 +383,25 @@ def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
     for axes, page in zip(figure.axes, run.pages, strict=True):
         drawn = [len(part.get_offsets()) for part in axes.collections]
         assert (sum(drawn[:-1]), drawn[-1]) == (len(page.uploaded), len(page.prototypes))
-    assert rendered(figure) == rendered(sent_figure(RunFolder(folder / "fpl-0")))
-    assert sent_figure(RunFolder(folder / "fedavg")) is None
+    assert rendered(figure) == rendered(prototype_figure(RunFolder(folder / "fpl-0"), "pca", 0))
+    with pytest.raises(ConfigError, match="four points"):
+        prototype_figure(RunFolder(folder / "fedavg"), "pca", 0)
 
 
 def test_a_single_vector_has_no_figure(folder: Path) -> None:
     one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
     run = RunFolder(folder / "fpl-0")
     vars(run)["pages"] = [Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())]
-    assert sent_figure(run) is None
+    with pytest.raises(ConfigError, match="four points"):
+        prototype_figure(run, "pca", 0)
+    (board,) = group_runs([run])
+    assert prototypes([board]) == []
 
 
 def test_the_report_has_the_figure_of_runs_with_prototypes(folder: Path, tmp_path: Path) -> None:
     assert main(["report", str(folder), "--output", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert page.count('<img class="picture" src="data:image/png;base64,') == 1
+    assert page.count('<figure class="paper">') == 1
     assert "None of these methods exchanges prototypes" not in page
 
 

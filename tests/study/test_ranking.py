@@ -12,7 +12,7 @@ from support.boards import BOARD, board_tables, read_runs
 from support.recorded_pages import RESULTS, rows_of, section
 
 from server.results.statistics import holm, mean_interval, paired_difference
-from server.study.ranking import OWN_MODELS, Ranking, StudyRun, csv_text, rank_methods, ranked_table
+from server.study.ranking import OWN_MODELS, Ranking, StudyRun, rank_methods, ranked_table, runs_csv
 from server.study.rules import IN_DOMAIN
 
 
@@ -118,7 +118,7 @@ def test_a_row_is_cut_at_no_character() -> None:
 
 def test_runs_are_read_back_from_their_file(tmp_path: Path) -> None:
     runs = runs_of({"fedavg": [[100 / 3], [52]]})
-    (tmp_path / "runs.csv").write_text(csv_text(runs))
+    (tmp_path / "runs.csv").write_text(runs_csv(runs))
     assert read_runs(tmp_path / "runs.csv") == runs
 
 
@@ -126,7 +126,7 @@ def test_runs_are_read_back_from_their_file(tmp_path: Path) -> None:
 
 
 def test_the_board_s_file_is_written_as_a_comparison_writes_it() -> None:
-    assert csv_text(read_runs(BOARD)) == BOARD.read_text()
+    assert runs_csv(read_runs(BOARD)) == BOARD.read_text()
 
 
 @pytest.mark.parametrize(

@@ -217,13 +217,10 @@ def client_rows(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    counts = list(entry.get("class_counts") or [])
     return {
         "client": client,
         "domain": str(entry.get("domain", "")),
         "samples": int(entry.get("samples") or 0),
-        "classes": counts,
-        "tallest": max(counts, default=0),
         "device": str(entry.get("device", "")),
         **dict.fromkeys(("trained", *COUNTED_STATUSES, "unused", "up", "down", "seconds", "memory"), 0),
     }
@@ -308,7 +305,7 @@ def headline(run: RunFolder) -> str:
     return STATES[run.status]
 
 
-def differing_settings(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+def setting_rows(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """Return the settings in which the groups differ, each with its value in every group."""
     keys: dict[str, None] = {}
     for group in groups:

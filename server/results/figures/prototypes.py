@@ -14,8 +14,8 @@ from torch import Tensor
 
 from common.errors import ConfigError, nearest
 from common.prototypes import PrototypeSet
-from server.plots.figures import CLASS_COLOURS, MARKERS, new_figure
 from server.results.embedding import embed_by_pca, embed_by_tsne, unit_rows
+from server.results.figures.charts import CLASS_COLOURS, MARKERS, new_figure
 from server.results.run import RunFolder
 from server.run.prototype_log import Page
 
@@ -66,9 +66,9 @@ def embed(sets: Sequence[Tensor], by: str = "tsne") -> tuple[list[np.ndarray], s
     if by not in PROJECTIONS:
         raise ConfigError(f"--by {by}: no such projection; {nearest(by, PROJECTIONS)}")
     sizes = [len(vectors) for vectors in sets]
+    if sum(sizes) < 4:
+        raise ConfigError(f"a map needs four points or more; got {sum(sizes)}")
     rows = unit_rows(torch.cat([vectors for vectors in sets if len(vectors)]))
-    if len(rows) < 4:
-        raise ConfigError(f"a map needs four points or more; got {len(rows)}")
     if not np.isfinite(rows).all() or float(np.ptp(rows, axis=0).max()) < 1e-9:
         raise ConfigError("a map needs finite features that differ; the network gives the same for all images")
     if by == "tsne":
@@ -87,15 +87,22 @@ def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, ti
     there is the last panel alone.
 
     Args:
-        run: the run; its data must be on this machine.
+        run: the run; its model and data must be on this machine, unless ``per_domain`` is 0.
         by: one of :data:`PROJECTIONS`.
-        per_domain: test images of each domain.
-        title: replaces method and data.
+        per_domain: test images of each domain; 0 leaves the panel of test features out, and three rounds are drawn.
+        title: replaces method and data; empty leaves them out.
 
     Raises:
-        ConfigError: the features cannot be placed, see :func:`embed`.
+        ConfigError: the vectors cannot be placed, see :func:`embed`; the run kept none, and ``per_domain`` is 0.
         CheckpointError: the run's model is gone.
     """
+    if title is None:
+        title = f"{run.method_name} on {run.names[0]}"
+    if per_domain == 0:
+        pages = _evenly([page for page in run.pages if len(page.uploaded) + len(page.prototypes)], MAX_SENT)
+        placed, projection = embed(_vectors(pages), by)
+        panels = _sent_panels(pages, placed, run, run.domains)
+        return draw_map(panels, run.domains, run.class_names, _heading(title, projection))
     domains = run.test_domains
     features, labels, places = [], [], []
     for index, domain in enumerate(domains):
@@ -119,31 +126,13 @@ def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, ti
     panels.append(
         Panel(last, placed[-2], torch.cat(labels).numpy(), np.array(places), placed[-1], final.labels.numpy())
     )
-    if title is None:
-        title = f"{run.method.name} on {run.settings.data.name}"
-    return draw_map(panels, domains, run.settings.data.class_names, f"{title}: {projection}")
+    return draw_map(panels, domains, run.settings.data.class_names, _heading(title, projection))
 
 
-def sent_figure(run: RunFolder) -> Figure | None:
-    """Draw what clients sent and what the server made of it, by PCA, in a panel for each of up to three rounds.
-
-    It needs neither the model nor the data.
-
-    Returns:
-        ``None`` if the run kept no prototypes, or too few to place.
-    """
-    pages = []
-    for page in run.pages:
-        if len(page.uploaded) + len(page.prototypes):
-            pages.append(page)
-    if not pages:
-        return None
-    pages = _evenly(pages, MAX_SENT)
-    try:
-        placed, projection = embed(_vectors(pages), "pca")
-    except ConfigError:  # vectors are too few, or all equal
-        return None
-    return draw_map(_sent_panels(pages, placed, run, run.domains), run.domains, run.class_names, projection)
+def _heading(title: str, projection: str) -> str:
+    if not title:
+        return projection
+    return f"{title}: {projection}"
 
 
 def _sizes(page: Page) -> set[int]:

@@ -1,10 +1,11 @@
-"""Every figure but the prototypes, as matplotlib draws it: for ``goldfinch figure``, the pages of a table, the README.
+"""Every figure but the prototypes, as matplotlib draws it: for ``goldfinch figure``, reports, the pages of a table.
 
 Legible in print; series are told apart by colour, dash and marker at once, in colours that colour-blind readers can
 tell apart.
 """
 
 import io
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from common.errors import ConfigError, nearest
@@ -35,12 +38,21 @@ CLASS_COLOURS = (
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+GRID, DARK = "#dddddd", "#333333"
+"""Colours of the grid and of error bars."""
+
+SMALL = 8
+"""Points of the text in figures of a page."""
+
 HEAT = "cividis"
 """A colour map of even lightness that looks the same to colour-blind readers."""
 
 mpl.rcParams["text.parse_math"] = False  # a dollar in a name is a dollar
 
 FORMATS = ("png", "pdf", "svg")
+
+NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that XML forbids or a reader obeys."""
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -63,12 +75,22 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     return figure
 
 
-def plain(axes: Axes) -> Axes:
+def plain_axes(axes: Axes) -> Axes:
     """Remove the frame on top and right, draw a light grid behind the series, and return the axes."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     return axes
+
+
+def small_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure without a title for a page, whose text surrounds it, and its axes with small text."""
+    figure = new_figure(width, height)
+    axes = plain_axes(figure.add_subplot())
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.label.set_fontsize(SMALL)
+    axes.yaxis.label.set_fontsize(SMALL)
+    return figure, axes
 
 
 def legend(axes: Axes) -> None:
@@ -92,8 +114,15 @@ def check_format(path: Path) -> None:
         )
 
 
+def clean_texts(figure: Figure) -> None:
+    """Replace characters that no file of text may have in the texts of a figure; a name may come from elsewhere."""
+    for text in figure.findobj(Text):
+        text.set_text(NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
+
+
 def rendered(figure: Figure, form: str = "png") -> bytes:
     """Return the figure as PNG, PDF or SVG; the same figure gives the same bytes."""
+    clean_texts(figure)
     stream = io.BytesIO()
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
     with mpl.rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
@@ -136,10 +165,46 @@ def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
 def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure:
     """Return a figure of average test accuracy by round, one line per label; see :func:`draw_curves`."""
     figure = new_figure(7.2, 4.2, title)
-    axes = plain(figure.add_subplot())
+    axes = plain_axes(figure.add_subplot())
     draw_curves(axes, curves)
     axes.set_ylabel("average test accuracy, %")
     legend(axes)
+    return figure
+
+
+def key(index: int) -> Figure:
+    """Return a small figure of the ``index``-th series' line, for the legend of a page."""
+    figure = Figure(figsize=(0.36, 0.14))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, 2)
+    axes.plot([0, 1, 2], [0, 0, 0], markersize=5, linewidth=1.5, markevery=(1, 5), **line_style(index))
+    return figure
+
+
+def points(series: Mapping[str, tuple[float, Value] | None], across: str, up: str) -> Figure:
+    """Return a point for each label, with one standard deviation over seeds upwards.
+
+    Args:
+        series: the place on the horizontal axis and the value of each label; ``None`` has no point.
+        across: the title of the horizontal axis, which begins at 0.
+        up: the title of the vertical axis.
+    """
+    figure, axes = small_axes(5.6, 2.5)
+    farthest = 0.0
+    for index, place in enumerate(series.values()):
+        if place is None:
+            continue
+        style = line_style(index)
+        x, value = place
+        farthest = max(farthest, x)
+        axes.errorbar(
+            [x], [value.mean], yerr=value.deviation, marker=style["marker"], color=style["color"], ecolor=DARK,
+            elinewidth=1, capsize=2,
+        )  # fmt: skip
+    axes.set_xlim(0, 1.1 * farthest or 1.0)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
     return figure
 
 
@@ -149,7 +214,16 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], ti
     ``series`` has for each label mean and deviation in per cent in each group; ``None`` leaves a gap.
     """
     figure = new_figure(max(6.0, 0.28 * len(groups) * len(series) + 3.0), 3.8, title)
-    axes = plain(figure.add_subplot())
+    axes = plain_axes(figure.add_subplot())
+    draw_bars(axes, groups, series)
+    axes.set_ylabel("test accuracy, %")
+    axes.set_ylim(0, 100)
+    legend(axes)
+    return figure
+
+
+def draw_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Value | None]]) -> None:
+    """Draw the bars of :func:`bars`."""
     width = 0.8 / max(1, len(series))
     for index, (label, values) in enumerate(series.items()):
         offset = (index - (len(series) - 1) / 2) * width
@@ -174,14 +248,66 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], ti
             color=COLOURS[index % len(COLOURS)],
             hatch=HATCHES[(index // len(COLOURS)) % len(HATCHES)],
             edgecolor="white",
-            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": DARK},
         )
     axes.set_xticks(range(len(groups)), [fill(name, 12) for name in groups])
-    axes.set_ylabel("test accuracy, %")
     axes.grid(axis="x", visible=False)
-    axes.set_ylim(0, 100)
-    legend(axes)
+
+
+# ---- counts of classes -----------------------------------------------------------------------------------------------
+
+MAX_NAMED = 24
+"""Classes or clients beyond which an axis names none of them."""
+
+MAX_NUMBERED = 12
+"""Columns up to which the cells of a matrix have numbers."""
+
+
+def matrix(
+    shades: np.ndarray, numbers: np.ndarray, down: Sequence[str], across: Sequence[str], titles: tuple[str, str]
+) -> Figure:
+    """Return a matrix of cells, stronger where the shade is larger, with numbers where there are few columns.
+
+    Args:
+        shades: ``[R, C]`` in [0, 1].
+        numbers: ``[R, C]``, what the cells say; 0 says nothing.
+        down: the names of the rows.
+        across: the names of the columns.
+        titles: what the rows and the columns are.
+    """
+    rows, columns = shades.shape
+    wide = min(6.0, max(2.4, 0.9 + 0.24 * columns))
+    figure, axes = small_axes(wide, min(6.0, max(1.2, 0.7 + 0.2 * rows)))
+    axes.grid(visible=False)
+    cells = np.full((rows, columns, 4), to_rgba(COLOURS[0]))
+    cells[..., 3] = 0.04 + 0.76 * shades  # the paper is seen through: numbers have contrast on a light and a dark page
+    axes.imshow(cells, aspect="auto", interpolation="none")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if rows <= MAX_NAMED:
+        axes.set_yticks(range(rows), [_cut(name) for name in down], fontsize=SMALL - 1)
+    if columns <= MAX_NAMED:
+        names = [_cut(name) for name in across]
+        turned = 0
+        if max(map(len, names)) > 2:
+            turned = 90
+        axes.set_xticks(range(columns), names, rotation=turned, fontsize=SMALL - 1)
+    axes.set_ylabel(titles[0])
+    axes.set_xlabel(titles[1])
+    if columns <= MAX_NUMBERED and rows <= MAX_NAMED:
+        for row in range(rows):
+            for column in range(columns):
+                if numbers[row, column]:
+                    text = f"{numbers[row, column]:.0f}"
+                    axes.text(column, row, text, ha="center", va="center", fontsize=SMALL - 2)
     return figure
+
+
+def _cut(name: str) -> str:
+    """Return a name of at most 13 letters."""
+    if len(name) > 13:
+        return f"{name[:12]}\N{HORIZONTAL ELLIPSIS}"
+    return name
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
@@ -299,7 +425,7 @@ def _heat(
 
 def _line(key: str, values: Sequence[Any], means: Mapping[tuple[Any, ...], float], title: str) -> Figure:
     figure = new_figure(5.2, 3.4, title)
-    axes = plain(figure.add_subplot())
+    axes = plain_axes(figure.add_subplot())
     heights = [means[(value,)] for value in values]
     axes.plot(range(len(values)), heights, color=COLOURS[0], marker="o")
     for place, height in enumerate(heights):
