@@ -242,14 +242,21 @@ def _table(
 def _report(
     folders: Runs,
     output: Annotated[Path | None, option(text="The page; report.html in the first folder by default.")] = None,
+    csv: Annotated[
+        bool, option("--csv", text="Write each run's scores and replies as history.csv and replies.csv instead.")
+    ] = False,
 ) -> None:
     """Write one HTML page of runs.
 
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
-    from server.commands.report import report
+    from server.commands.report import report, write_csv
 
+    if csv:
+        for path in write_csv(folders):
+            print(f"wrote {path}")
+        return
     path = report(folders, output)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); it needs no network: open it in any browser")
 

@@ -21,10 +21,19 @@ from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, 
 from common.regular_files import read_small
 from common.run_config import check_trusted, read_config, result_settings
 from common.versions import CODE, hash_of_files
-from common.wire.messages import SCALED, printable
-from server.run.history import answers, class_totals, counts_less, round_scores, rows_on, scores_by, validation_by
-from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
-from server.run.schema import EARLIER_SCALED, check_events, check_lines, read_lines, read_rows, reading, stream_rows
+from common.wire.messages import printable
+from server.run.history import (
+    answers,
+    check_version,
+    class_totals,
+    counts_less,
+    lines_on,
+    round_scores,
+    scores_by,
+    validation_by,
+)
+from server.run.measures import measures_in, recorded_values, scores_by_values
+from server.run.schema import EVENTS, REPLIES, SCORES, check_events, check_lines, read_lines, reading, stream_lines
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,8 +85,8 @@ class RunFolder:
 
     @property
     def records(self) -> tuple[Path, Path]:
-        """The files that suffice to check a finished run's scores: ``summary.json`` and ``history.csv``."""
-        return self.folder / "summary.json", self.folder / "history.csv"
+        """The files that suffice to check a finished run's scores: ``summary.json`` and ``scores.jsonl``."""
+        return self.folder / "summary.json", self.folder / SCORES
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -116,33 +125,50 @@ class RunFolder:
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``history.csv`` on test images."""
-        return rows_on("test", self._history)
+        """Lines of ``scores.jsonl`` on test images."""
+        return lines_on("test", self.all_scores)
 
     @cached_property
-    def _history(self) -> Sequence[Mapping[str, Any]]:
-        """All rows of ``history.csv``."""
-        return read_rows(self.folder / "history.csv")
+    def all_scores(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``scores.jsonl``; none if there is no such file.
+
+        Raises:
+            ConfigError: an earlier version wrote the folder.
+        """
+        return self._lines(SCORES)
 
     @cached_property
-    def activity(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``activity.csv``."""
-        return read_rows(self.folder / "activity.csv")
+    def replies(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``replies.jsonl``; none if there is no such file.
+
+        Raises:
+            ConfigError: an earlier version wrote the folder.
+        """
+        return self._lines(REPLIES)
+
+    def _lines(self, name: str) -> Sequence[Mapping[str, Any]]:
+        check_version(self.folder)
+        path = self.folder / name
+        if not path.exists():
+            return []
+        return read_lines(path)
 
     @cached_property
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``events.jsonl``."""
-        events = read_lines(self.folder / "events.jsonl")
-        check_events(self.folder / "events.jsonl", events)
+        events = read_lines(self.folder / EVENTS)
+        check_events(self.folder / EVENTS, events)
         return events
 
-    @cached_property
+    @property
     def confusions(self) -> Sequence[Mapping[str, Any]]:
-        """Lines of ``confusion.jsonl``."""
-        path = self.folder / "confusion.jsonl"
-        if not path.exists():
-            return []
-        return read_lines(path)
+        """The confusion counts on test images: round, client, domain, and those of :func:`common.metrics.cells_of`."""
+        found: list[Mapping[str, Any]] = []
+        for line in self.scores:
+            if "confusion" in line:
+                place = {"round": line["round"], "client": line["client"], "domain": line["domain"]}
+                found.append(place | line["confusion"])
+        return found
 
     @cached_property
     def pages(self) -> Sequence[Page]:
@@ -203,19 +229,13 @@ class RunFolder:
 
     @cached_property
     def answers(self) -> Mapping[str, int]:
-        """The number of updates that were used, as ``admitted``, and of replies with each other status.
-
-        Of a run of an older version without ``activity.csv``, what was left out counts as scaled.
-        """
-        known = dict(self.summary.get("answers", {}))
-        if SCALED in known:
-            return known
-        path = self.folder / "activity.csv"
-        if path.exists():
-            return answers(stream_rows(path))
-        if EARLIER_SCALED in known:
-            known[SCALED] = known.pop(EARLIER_SCALED)
-        return known
+        """The number of updates that were used, as ``admitted``, and of replies with each other status."""
+        if "answers" in self.summary:
+            return dict(self.summary["answers"])
+        path = self.folder / REPLIES
+        if not path.exists():
+            return {}
+        return answers(stream_lines(path))
 
     @cached_property
     def counts_less(self) -> Mapping[str, Mapping[str, int]]:
@@ -282,7 +302,7 @@ class RunFolder:
     @cached_property
     def class_totals(self) -> Mapping[tuple[int, str], ClassTotals]:
         """Images by class of each round and domain on test images, summed over the clients that scored it."""
-        return class_totals(self.confusions)
+        return class_totals(self.scores)
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
@@ -317,7 +337,12 @@ class RunFolder:
     @cached_property
     def _values(self) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
         """The recorded values of further metrics on test images, by round and domain."""
-        return recorded_values(self.folder / MEASURES_FILE, "test")
+        found = recorded_values(self.events, "test")
+        if not found:
+            raise ConfigError(
+                f"{self.folder / EVENTS} has no values of the run's metrics: restore it, or take --metric accuracy"
+            )
+        return found
 
     @property
     def has_counts(self) -> bool:
@@ -335,7 +360,7 @@ class RunFolder:
             "config",
             "options",
             "summary",
-            "_history",
+            "all_scores",
             "scores",
             "events",
             "class_totals",
@@ -349,8 +374,9 @@ class RunFolder:
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
         """The validation metric per domain of every round, ascending; empty without validation samples."""
-        accuracies = round_scores(rows_on("validation", self._history), self._scorers("validation"))
-        return validation_by(self.validation_metric, accuracies, self.folder, self.measures)
+        lines = lines_on("validation", self.all_scores)
+        scorers = self._scorers("validation")
+        return validation_by(self.validation_metric, lines, scorers, self._kept_events, self.measures)
 
     @property
     def validation_metric(self) -> str:
@@ -376,8 +402,8 @@ class RunFolder:
 
     @property
     def _kept_events(self) -> Sequence[Mapping[str, Any]]:
-        """The events; empty if the folder holds only ``summary.json`` and ``history.csv``."""
-        if not (self.folder / "events.jsonl").exists():
+        """The events; empty if the folder holds only ``summary.json`` and ``scores.jsonl``."""
+        if not (self.folder / EVENTS).exists():
             return []
         return self.events
 
@@ -396,7 +422,7 @@ class RunFolder:
 
     def _missing(self, score: Mapping[str, Any]) -> dict[str, int | None]:
         """Return the domains that a summary's score lacks, for summaries that do not record them."""
-        if "missing" in score or not (self.folder / "history.csv").exists():
+        if "missing" in score or not self.scores:
             return {}
         found: dict[str, int | None] = {}
         for each in self.round_scores:
@@ -532,7 +558,7 @@ class RunFolder:
                 "images, by which it is chosen, or take --round last"
             )
         if self.chosen == "best":
-            kept = Checkpoints(self.folder / BEST)
+            kept = Checkpoints(self.folder / "checkpoint", kind=BEST)
         found = kept.load()
         if found is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
@@ -543,7 +569,7 @@ class RunFolder:
         """Whether the run kept the best round by validation."""
         from server.run.checkpoint import BEST, Checkpoints
 
-        return bool(Checkpoints(self.folder / BEST).series.numbers())
+        return bool(Checkpoints(self.folder / "checkpoint", kind=BEST).series.numbers())
 
     @cached_property
     def federation(self) -> Federation:

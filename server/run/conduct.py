@@ -19,11 +19,11 @@ from common.versions import package_versions, processor
 from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
-from server.run.history import PARTS, History
-from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
+from server.run.history import CSV_COPIES, EARLIER, PARTS, History
+from server.run.measures import described, recorded_values, resolutions_of, scores_by_values
 from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
-from server.run.schema import stream_rows
+from server.run.schema import EVENTS, REPLIES, read_lines, stream_lines
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
 from strategies.core.last_batch import joined_clients
@@ -66,7 +66,18 @@ def _begin(settings: RunSettings) -> None:
         (folder / "summary.json").unlink(missing_ok=True)
         if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
+            _remove_earlier(folder)
         write_text(folder / "config.yaml", yaml_of(settings.raw))
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier version left in the folder of a run that is replaced, and the copies for a spreadsheet."""
+    for name in (*EARLIER, *CSV_COPIES):
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -252,8 +263,8 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
         **_further(history),
         "state_sha256": rounds.state.sha256(),
-        "bytes": bytes_total(stream_rows(folder / "activity.csv")),
-        "bytes_by_part": bytes_by_part(stream_rows(folder / "activity.csv")),
+        "bytes": bytes_total(stream_lines(folder / REPLIES)),
+        "bytes_by_part": bytes_by_part(stream_lines(folder / REPLIES)),
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
@@ -271,11 +282,12 @@ def _further(history: History) -> dict[str, Any]:
     if not history.measures:
         return {}
     accuracies = history.round_scores()
-    values = recorded_values(history.folder / MEASURES_FILE, "test")
+    events = read_lines(history.folder / EVENTS)
+    values = recorded_values(events, "test")
     found = described(history.measures)
     resolutions: dict[str, float] = {}
     if accuracies:
-        resolutions = largest_resolution(history.folder / MEASURES_FILE, accuracies[-1].round)
+        resolutions = resolutions_of(events, accuracies[-1].round)
     for metric, entry in found.items():
         entry |= {"domains": {}, "average": None, "worst": None}
         scores = scores_by_values(metric, history.measures[metric], accuracies, values)
@@ -318,21 +330,21 @@ def code_that_ran(settings: RunSettings, history: History) -> str:
     return settings.code
 
 
-def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def bytes_total(replies: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the bytes to (``down``) and from (``up``) all clients over the run."""
     total = {"up": 0, "down": 0}
-    for row in activity:
+    for line in replies:
         for direction in total:
-            total[direction] += int(row.get(f"bytes_{direction}") or 0)
+            total[direction] += line.get(f"bytes_{direction}", 0)
     return total
 
 
-def bytes_by_part(activity: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the bytes by direction and part over all rows of ``activity.csv``, with each direction's total."""
+def bytes_by_part(replies: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the bytes by direction and part over all lines of ``replies.jsonl``, with each direction's total."""
     sums = {direction: dict.fromkeys((*PARTS, "total"), 0) for direction in ("down", "up")}
-    for row in activity:
+    for line in replies:
         for direction, parts in sums.items():
             for part in PARTS:
-                parts[part] += int(row[f"bytes_{direction}_{part}"] or 0)
-            parts["total"] += int(row[f"bytes_{direction}"] or 0)
+                parts[part] += line.get(f"bytes_{direction}_{part}", 0)
+            parts["total"] += line.get(f"bytes_{direction}", 0)
     return sums

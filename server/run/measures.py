@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.confidence import ConfidenceCounts
 from common.errors import ConfigError
 from common.metrics import MEASURES, UNDEFINED, Measure, RoundScore
 from common.own_metric import values_of
-from server.run.schema import read_lines
 
 if TYPE_CHECKING:  # imports torch
     from common.settings import RunSettings
-
-MEASURES_FILE = "metrics.jsonl"
-"""One line per round, scored domain, and test images or validation samples.
-
-It has the ``values`` by metric, the ``sums`` of ``own_metric``, and the ``resolution`` of binned metrics: how far a
-value may be from the exact one.
-"""
 
 
 class FurtherMeasures:
@@ -101,32 +92,33 @@ def measures_in(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Measure]:
     return found
 
 
-def recorded_values(path: Path, scored_on: str) -> dict[tuple[int, str], Mapping[str, float | None]]:
-    """Return the values in ``metrics.jsonl`` by round and domain.
+def recorded_values(
+    events: Iterable[Mapping[str, Any]], scored_on: str
+) -> dict[tuple[int, str], dict[str, float | None]]:
+    """Return the values of further metrics by round and domain, over all clients that scored it.
 
     Args:
-        path: the file.
+        events: the run's events.
         scored_on: ``test`` or ``validation``.
-
-    Raises:
-        ConfigError: the file is missing or damaged.
     """
-    if not path.exists():
-        raise ConfigError(f"{path} is missing, which holds the run's metrics: restore it, or take --metric accuracy")
-    found: dict[tuple[int, str], Mapping[str, float | None]] = {}
-    for line in read_lines(path):
-        if line["scored_on"] == scored_on:
-            found[int(line["round"]), str(line["domain"])] = line["values"]
+    name = "score"
+    if scored_on == "validation":
+        name = "validation"
+    found: dict[tuple[int, str], dict[str, float | None]] = {}
+    for entry in events:
+        if entry["event"] == name:
+            for metric, by_domain in entry.get("values", {}).items():
+                for domain, value in by_domain.items():
+                    found.setdefault((entry["round"], domain), {})[metric] = value
     return found
 
 
-def largest_resolution(path: Path, number: int) -> dict[str, float]:
+def resolutions_of(events: Iterable[Mapping[str, Any]], number: int) -> dict[str, float]:
     """Return how far a value of a round on test images may be from the exact one, by metric that is binned."""
     found: dict[str, float] = {}
-    for line in read_lines(path):
-        if line["scored_on"] == "test" and int(line["round"]) == number:
-            for metric, resolution in line.get("resolution", {}).items():
-                found[metric] = max(found.get(metric, 0.0), resolution)
+    for entry in events:
+        if entry["event"] == "score" and entry["round"] == number:
+            found = dict(entry.get("resolution", {}))
     return found
 
 

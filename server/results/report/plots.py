@@ -253,7 +253,7 @@ def loss_curves(run: RunFolder) -> Curves:
 def train_losses(run: RunFolder) -> Curves:
     """Return each loss term's mean over clients, weighted by their samples."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
-    for row in run.activity:
+    for row in run.replies:
         rows.setdefault(int(row["round"]), []).append(row)
     found: Curves = {}
     for number in sorted(rows):
@@ -264,12 +264,12 @@ def train_losses(run: RunFolder) -> Curves:
 
 def _round_bytes(run: RunFolder) -> Curves:
     found: Curves = {"bytes down a round": {}, "bytes up a round": {}}
-    for row in run.activity:
+    for row in run.replies:
         number = int(row["round"])
         if number <= run.rounds:  # the exchange after the last round only scores
             for direction in ("down", "up"):
                 points = found[f"bytes {direction} a round"]
-                points[number] = points.get(number, 0.0) + float(row.get(f"bytes_{direction}") or 0)
+                points[number] = points.get(number, 0.0) + row.get(f"bytes_{direction}", 0)
     return found
 
 
