@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
+from common.scores import score_row
 from goldfinch.overrides import check_reachable, overrides_of
-from server.run.history import reply_row, score_row
+from server.run.history import reply_row
 from server.run.signals import terminable
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from bench import census
 from bench.measure import Counted, census_of, circles, count, imports_of
 
 LIMITS = {
-    "classes of a round": 51,
+    "classes of a round": 50,
     "settings": 200,
     "settings never set": 94,
     "settings never set nor named on a page": 0,
-    "kinds of record in a run's folder": 10,
+    "kinds of record in a run's folder": 8,
     "commands": 16,
     "public names defined twice": 21,
     "renderers of a table": 6,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.scores import score_row
 from common.storage import write_text
 from server.plots.figures import rendered
 from server.plots.prototypes import sent_figure
@@ -10,7 +11,7 @@ from server.results.frames import record_frame
 from server.results.report.page import write_report
 from server.results.run import RunFolder, find_runs
 from server.results.table import csv_text
-from server.run.history import CSV_COPIES, reply_row, score_row
+from server.run.history import CSV_COPIES, reply_row
 
 
 def report(folders: Sequence[str], output: Path | None = None) -> Path:

@@ -6,8 +6,9 @@ methods that return settings, models or data.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,22 +18,18 @@ from omegaconf import OmegaConf
 
 from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
-from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
+from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.regular_files import read_small
 from common.run_config import check_trusted, read_config, result_settings
+from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.versions import CODE, hash_of_files
 from common.wire.messages import printable
 from server.run.history import (
     answers,
     check_version,
-    class_totals,
     counts_less,
-    lines_on,
-    round_scores,
-    scores_by,
-    validation_by,
 )
-from server.run.measures import measures_in, recorded_values, scores_by_values
+from server.run.measures import measures_in
 from server.run.schema import EVENTS, REPLIES, SCORES, check_events, check_lines, read_lines, reading, stream_lines
 
 if TYPE_CHECKING:
@@ -283,21 +280,36 @@ class RunFolder:
         return []
 
     @cached_property
+    def test_images(self) -> Mapping[str, int]:
+        """By domain the test images of one client, the largest number of any round."""
+        if "images" in self.summary:
+            return dict(self.summary["images"])
+        return test_images(self.all_scores)
+
+    @cached_property
     def round_scores(self) -> list[RoundScore]:
         """The metric per domain of every scored round, ascending."""
-        accuracies = round_scores(self.scores, self._scorers("test"))
-        if self.metric == "accuracy":
-            return accuracies
         if self.metric not in METRICS:
-            return scores_by_values(self.metric, self.measure, accuracies, self._values)
+            _ = self.measure  # which says whether the run has it
+        with self._named():
+            return self._scores.tested()
+
+    @property
+    def _scores(self) -> RunScores:
+        """The run's scores by :attr:`metric`, and those on validation samples by accuracy."""
+        scorers: dict[str, Scorers] = {}
+        for entry in self._kept_events:
+            if entry["event"] in ("start", "resume"):
+                scorers |= {kind: entry[kind] for kind in ("test", "validation") if kind in entry}
+        return RunScores(self.all_scores, self._kept_events, scorers, self.measures, self.metric)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the run's folder to errors of scores."""
         try:
-            return scores_by(self.metric, accuracies, self.class_totals)
-        except KeyError as error:
-            number, domain = error.args[0]
-            raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain} in round {number}, so there is no "
-                f"{METRICS[self.metric]}; use --metric accuracy, or leave the run out"
-            ) from error
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{self.folder}: {error}") from error
 
     @cached_property
     def class_totals(self) -> Mapping[tuple[int, str], ClassTotals]:
@@ -334,16 +346,6 @@ class RunFolder:
         """How far a value of the metric after the last round may be from the exact one; 0 if it is not binned."""
         return float(dict(self.summary.get("metrics", {})).get(self.metric, {}).get("resolution", 0.0))
 
-    @cached_property
-    def _values(self) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
-        """The recorded values of further metrics on test images, by round and domain."""
-        found = recorded_values(self.events, "test")
-        if not found:
-            raise ConfigError(
-                f"{self.folder / EVENTS} has no values of the run's metrics: restore it, or take --metric accuracy"
-            )
-        return found
-
     @property
     def has_counts(self) -> bool:
         """Whether every test score has confusion counts, so that the run has every metric of :data:`METRICS`."""
@@ -365,7 +367,6 @@ class RunFolder:
             "events",
             "class_totals",
             "measures",
-            "_values",
         ):
             if name in self.__dict__:
                 found.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
@@ -374,9 +375,8 @@ class RunFolder:
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
         """The validation metric per domain of every round, ascending; empty without validation samples."""
-        lines = lines_on("validation", self.all_scores)
-        scorers = self._scorers("validation")
-        return validation_by(self.validation_metric, lines, scorers, self._kept_events, self.measures)
+        with self._named():
+            return replace(self._scores, chosen_by=self.validation_metric).validated()
 
     @property
     def validation_metric(self) -> str:
@@ -387,18 +387,6 @@ class RunFolder:
                 f"{self.config_file}: rounds.metric={printable(metric)}; {nearest(metric, self.measures)}"
             )
         return metric
-
-    def _scorers(self, kind: str) -> Mapping[str, int] | None:
-        """Return the scored domains with their number of scoring clients, at the last start; ``None`` if not recorded.
-
-        Args:
-            kind: ``test`` or ``validation``.
-        """
-        found: Mapping[str, int] | None = None
-        for entry in self._kept_events:
-            if entry["event"] in ("start", "resume") and kind in entry:
-                found = entry[kind]
-        return found
 
     @property
     def _kept_events(self) -> Sequence[Mapping[str, Any]]:
@@ -417,8 +405,8 @@ class RunFolder:
                 found[rule] = {"missing": self._missing(score), **score}
             return found
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
-        skipped = {int(entry["round"]) for entry in self._kept_events if entry["event"] == "round skipped"}
-        return summarise(self.round_scores, last, self.validation_scores, skipped=skipped, unseen=self.unseen)
+        with self._named():
+            return replace(self._scores, chosen_by=self.validation_metric).rules(last, self.unseen)
 
     def _missing(self, score: Mapping[str, Any]) -> dict[str, int | None]:
         """Return the domains that a summary's score lacks, for summaries that do not record them."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
-from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
+from common.metrics import RoundScore, best_round, peak_bytes, states
 from common.regular_files import read_small
 from common.run_config import yaml_of
+from common.scores import RunScores, test_images
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
@@ -20,10 +21,10 @@ from server.run.accounting import check_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.history import CSV_COPIES, EARLIER, PARTS, History
-from server.run.measures import described, recorded_values, resolutions_of, scores_by_values
+from server.run.measures import described, resolutions_of
 from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
-from server.run.schema import EVENTS, REPLIES, read_lines, stream_lines
+from server.run.schema import REPLIES, stream_lines
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
 from strategies.core.last_batch import joined_clients
@@ -218,19 +219,14 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     batch of one sample joined the one before it, if there are any (:mod:`strategies.core.last_batch`).
     """
     history, folder = rounds.history, settings.output_folder
-    validation = history.validation_scores()
-    skipped = frozenset(history.rounds("round skipped"))
-    rules = summarise(
-        history.round_scores() if rounds.trained else [],
-        settings.rounds.last_rounds,
-        validation,
-        skipped=skipped,
-        unseen=settings.unseen_domains,
-    )
+    scores = history.scores()
+    rules: dict[str, dict[str, Any]] = {}
+    if rounds.trained:
+        rules = scores.rules(settings.rounds.last_rounds, settings.unseen_domains)
     if rounds.problem:
         rules.pop("final", None)
     final = rules.get("final", {})
-    best = best_round(states(validation, skipped))
+    best = best_round(states(scores.validated(), scores.skipped))
     registrations = rounds.registry.registrations
     private = rounds.privacy_report()
     samples = {client: registrations[client].samples for client in sorted(registrations)}
@@ -260,8 +256,9 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "partial": bool(final.get("missing")),
         "unseen": list(settings.unseen_domains),
         "scores": rules,
+        "images": test_images(scores.lines),
         **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
-        **_further(history),
+        **_further(scores),
         "state_sha256": rounds.state.sha256(),
         "bytes": bytes_total(stream_lines(folder / REPLIES)),
         "bytes_by_part": bytes_by_part(stream_lines(folder / REPLIES)),
@@ -277,22 +274,20 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     }
 
 
-def _further(history: History) -> dict[str, Any]:
+def _further(scores: RunScores) -> dict[str, Any]:
     """Return the entry ``metrics``: what ``rounds.scores`` and ``own_metric`` came to in the last scored round."""
-    if not history.measures:
+    if not scores.measures:
         return {}
-    accuracies = history.round_scores()
-    events = read_lines(history.folder / EVENTS)
-    values = recorded_values(events, "test")
-    found = described(history.measures)
+    accuracies = scores.tested()
+    found = described(scores.measures)
     resolutions: dict[str, float] = {}
     if accuracies:
-        resolutions = resolutions_of(events, accuracies[-1].round)
+        resolutions = resolutions_of(scores.events, accuracies[-1].round)
     for metric, entry in found.items():
         entry |= {"domains": {}, "average": None, "worst": None}
-        scores = scores_by_values(metric, history.measures[metric], accuracies, values)
-        if scores and scores[-1].round == accuracies[-1].round:
-            score = scores[-1]
+        by_round = scores.tested(metric)
+        if by_round and by_round[-1].round == accuracies[-1].round:
+            score = by_round[-1]
             entry |= {"domains": dict(score.accuracy), "average": score.average, "worst": score.worst}
             entry["missing"] = dict(score.missing)
             if metric in resolutions:

@@ -11,17 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, Measure, RoundScore
+from common.metrics import Measure, RoundScore
+from common.scores import RunScores, Scorers, lines_on, score_row
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
-from server.run.measures import recorded_values, scores_by_values
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines, stream_lines
 from server.trackers.events import COUNTS_LESS_EVENT, Listener
-
-SCORE_COLUMNS = (
-    *("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss"),
-    *COUNTED,
-)
-"""Columns of :func:`score_row`. Those of ``rounds.scores`` and ``own_metric`` follow, where the run has them."""
 
 PARTS = ("weights", "prototypes", "extra", "header")
 """Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
@@ -125,9 +119,7 @@ class History:
         last: replies and events of later rounds are dropped, since a resumed run writes them again. ``-1`` drops all.
         last_scored: the same for scores.
         listeners: told of every event and row.
-        scorers: the domains that are scored, and how many scores complete each; see
-            :class:`common.metrics.Coverage`.
-        validators: the same of validation samples.
+        scorers: the domains that are scored, by ``test`` and ``validation``; see :class:`common.scores.RunScores`.
         metric: what a score on validation samples is.
         measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
         at_once: whether later rounds are dropped now; otherwise :meth:`rewind` does it, once clients and data are
@@ -141,8 +133,7 @@ class History:
         last_scored: int = -1,
         listeners: Sequence[Listener] = (),
         *,
-        scorers: Mapping[str, int] | None = None,
-        validators: Mapping[str, int] | None = None,
+        scorers: Mapping[str, Scorers] | None = None,
         metric: str = "accuracy",
         measures: Mapping[str, Measure] | None = None,
         at_once: bool = True,
@@ -150,7 +141,7 @@ class History:
         self.folder, self.metric = folder, metric
         self._last, self._last_scored = last, last_scored
         self.measures = dict(measures or {})
-        self._scorers, self._validators = scorers, validators
+        self._scorers = dict(scorers or {})
         self.listeners = list(listeners)
         self._latest: list[Mapping[str, Any]] = []  # the present round's replies; all others are on the disk alone
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,11 +177,11 @@ class History:
         self._tell("metrics", {"round": number, "metrics": metrics})
 
     def add_replies(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines of ``replies.jsonl``, without what is empty; listeners get the rows."""
+        """Append lines of ``replies.jsonl``; listeners get the rows."""
         numbers = {line["round"] for line in lines}
         self._latest = [line for line in self._latest if line["round"] in numbers]
         self._latest += lines
-        append_lines(self.folder / REPLIES, map(_without_empty, lines))
+        append_lines(self.folder / REPLIES, lines)
         self._tell("replies", {"rows": [reply_row(line) for line in lines]})
 
     def round_totals(self, number: int) -> dict[str, Any]:
@@ -206,18 +197,19 @@ class History:
         totals: dict[str, Any] = {"outcomes": dict(sorted(statuses.items())), "losses": losses, **sent}
         return totals
 
+    def scores(self) -> RunScores:
+        """Return the run's scores so far."""
+        lines = list(stream_lines(self.folder / SCORES))
+        events = read_lines(self.folder / EVENTS)
+        return RunScores(lines, events, self._scorers, self.measures, chosen_by=self.metric)
+
     def round_scores(self) -> list[RoundScore]:
-        """Accuracy per domain of every scored round, ascending."""
-        return round_scores(lines_on("test", stream_lines(self.folder / SCORES)), self._scorers)
+        """Return the accuracy per domain of every scored round, ascending."""
+        return self.scores().tested()
 
     def validation_scores(self) -> list[RoundScore]:
-        """Return the metric per domain of every round on clients' validation samples, ascending.
-
-        Accuracy counts each client of a domain once; other metrics are of its clients' samples together.
-        """
-        lines = lines_on("validation", stream_lines(self.folder / SCORES))
-        events = read_lines(self.folder / EVENTS)
-        return validation_by(self.metric, lines, self._validators, events, self.measures)
+        """Return the metric per domain of every round on clients' validation samples, ascending."""
+        return self.scores().validated()
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
@@ -284,43 +276,12 @@ def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]
     return dict(sorted(found.items()))
 
 
-def lines_on(scored_on: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the lines of ``scores.jsonl`` that were scored on ``test`` images or on ``validation`` samples."""
-    return [line for line in lines if line["scored_on"] == scored_on]
-
-
-def score_row(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of ``scores.jsonl`` as a row for people: the metrics in place of the counts, in per cent.
-
-    A metric of confusion counts is ``None`` without them, and so is a further metric that is not defined.
-    """
-    row: dict[str, Any] = dict.fromkeys(SCORE_COLUMNS)
-    for column in row.keys() & line.keys():
-        row[column] = line[column]
-    row["accuracy"] = round(100.0 * line["correct"] / max(1, line["count"]), 4)
-    if "confusion" in line:
-        totals = ClassTotals.empty(line["confusion"]["classes"])
-        totals.add_cells(line["confusion"])
-        for metric in COUNTED:
-            row[metric] = round(totals.metric(metric), 4)
-    return row | line.get("values", {})
-
-
 def reply_row(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of ``replies.jsonl`` as a row with all columns; the losses are JSON text."""
     row: dict[str, Any] = dict.fromkeys(REPLY_COLUMNS, "") | dict.fromkeys(BYTE_COLUMNS, 0) | dict(line)
     if "losses" in line:
         row["losses"] = json.dumps(line["losses"])
     return row
-
-
-def _without_empty(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of ``replies.jsonl`` without empty texts and without parts that have no bytes."""
-    kept: dict[str, Any] = {}
-    for key, value in line.items():
-        if value != "" and (value or key not in BYTE_COLUMNS):
-            kept[key] = value
-    return kept
 
 
 def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -332,96 +293,3 @@ def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
             masses[term] = masses.get(term, 0.0) + float(row["samples"])
     return {term: sums[term] / max(masses[term], 1.0) for term in sums}
-
-
-def round_scores(lines: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] | None = None) -> list[RoundScore]:
-    """Return the accuracy per domain of every round in lines of ``scores.jsonl``, ascending, with what each lacks.
-
-    Args:
-        lines: lines of ``scores.jsonl``, all of test images or all of validation samples.
-        scorers: the run's domains, and how many scores complete each; ``None`` takes the domains of any line.
-    """
-    by_round: dict[int, list[tuple[str, int, int]]] = {}
-    for line in lines:
-        by_round.setdefault(line["round"], []).append((line["domain"], line["correct"], line["count"]))
-    if scorers is None:
-        domains: set[str] = set()
-        for entries in by_round.values():
-            domains.update(domain for domain, _, _ in entries)
-        scorers = dict.fromkeys(sorted(domains), 1)
-    coverage = Coverage(scorers)
-    return [coverage.score(number, by_round[number]) for number in sorted(by_round)]
-
-
-def class_totals(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], ClassTotals]:
-    """Return the images by class of each round and domain, summed over the clients that scored it.
-
-    A domain of which a client's line has no counts in a round has none in that round.
-
-    Args:
-        lines: lines of ``scores.jsonl``, all of test images or all of validation samples.
-    """
-    found: dict[tuple[int, str], ClassTotals] = {}
-    uncounted: set[tuple[int, str]] = set()
-    for line in lines:
-        key = line["round"], line["domain"]
-        if "confusion" not in line:
-            uncounted.add(key)
-            continue
-        totals = found.setdefault(key, ClassTotals.empty(line["confusion"]["classes"]))
-        totals.add_cells(line["confusion"])
-    return {key: totals for key, totals in found.items() if key not in uncounted}
-
-
-def scores_by(
-    metric: str, accuracies: Iterable[RoundScore], totals: Mapping[tuple[int, str], ClassTotals]
-) -> list[RoundScore]:
-    """Return the scores of the same rounds and domains by another metric.
-
-    Args:
-        metric: one of :data:`common.metrics.METRICS`.
-        accuracies: the scores by accuracy.
-        totals: images by class of each round and domain; see :func:`class_totals`.
-
-    Raises:
-        KeyError: ``(round, domain)`` of a score without counts.
-    """
-    found: list[RoundScore] = []
-    for score in accuracies:
-        values = {domain: totals[score.round, domain].metric(metric) for domain in score.accuracy}
-        found.append(RoundScore(score.round, values, score.missing))
-    return found
-
-
-def validation_by(
-    metric: str,
-    lines: Sequence[Mapping[str, Any]],
-    scorers: Mapping[str, int] | None,
-    events: Iterable[Mapping[str, Any]],
-    measures: Mapping[str, Measure],
-) -> list[RoundScore]:
-    """Return the validation scores of a run by its metric.
-
-    Args:
-        metric: the run's ``rounds.metric``.
-        lines: the lines of ``scores.jsonl`` on validation samples.
-        scorers: see :func:`round_scores`.
-        events: the run's events, which hold the values of further metrics.
-        measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
-
-    Raises:
-        ConfigError: the metric needs confusion counts, and they are missing.
-    """
-    accuracies = round_scores(lines, scorers)
-    if metric == "accuracy" or not accuracies:
-        return accuracies
-    if metric not in MEASURES:
-        return scores_by_values(metric, measures[metric], accuracies, recorded_values(events, "validation"))
-    try:
-        return scores_by(metric, accuracies, class_totals(lines))
-    except KeyError as error:
-        number, domain = error.args[0]
-        raise ConfigError(
-            f"{SCORES} has no confusion counts of {domain}'s validation samples in round {number}, which "
-            f"rounds.metric={metric} needs: restore the file, or run again with overwrite=true"
-        ) from error

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from common.metrics import (
     COUNTED,
-    MEASURES,
+    METRICS,
     ClassTotals,
     Coverage,
     RoundScore,
@@ -17,13 +17,14 @@ from common.metrics import (
     counts_fit,
     states,
 )
+from common.scores import class_totals, scores_by_counts, scores_by_values
 from common.settings import RunSettings
 from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
-from server.run.history import PARTS, History, scores_by
-from server.run.measures import FurtherMeasures, scores_by_values
+from server.run.history import History
+from server.run.measures import FurtherMeasures
 from server.trackers.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
@@ -192,11 +193,14 @@ class Recorder:
             "steps": answer.steps,
             "losses": {name: round(value, 6) for name, value in answer.losses.items()},
             "peak_bytes": answer.peak_bytes,
-            "releases": answer.releases or "",
-            "randomness": answer.randomness,
         }
+        if answer.releases:
+            line["releases"] = answer.releases
+        if answer.randomness:
+            line["randomness"] = answer.randomness
         for phase in PHASES:
-            line[f"seconds_{phase}"] = answer.seconds.get(phase, "")
+            if phase in answer.seconds:
+                line[f"seconds_{phase}"] = answer.seconds[phase]
         return line | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
 
     def _failure_line(self, failure: Failure, reply: Reply | None) -> dict[str, Any]:
@@ -284,9 +288,9 @@ class Recorder:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
             self._score_event("score", self._tested.score(scored_round, _entries(tested)), **self._recorded("test"))
-            self._last_counts = self._tell_metrics(scored_round, outcome)
+            self._last_counts = self._tell_metrics(scored_round, tested)
         if validated:
-            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), outcome)
+            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), validated)
             if score is None:
                 return
             self._validation.append(score)
@@ -334,53 +338,41 @@ class Recorder:
             recorded["resolution"] = self._resolution
         return recorded
 
-    def _by_metric(self, validation: RoundScore, outcome: Outcome) -> RoundScore | None:
+    def _by_metric(self, validation: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore | None:
         """Return the score on validation samples by ``rounds.metric``; ``None`` if it is defined in no domain."""
         metric = self.settings.rounds.metric
         if metric == "accuracy":
             return validation
-        if metric not in MEASURES:
-            values: dict[tuple[int, str], Mapping[str, float | None]] = {}
-            for (scored_on, domain), found in self._values.items():
-                if scored_on == "validation":
-                    values[validation.round, domain] = found
-            scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
-            return scores[0] if scores else None
-        totals: dict[tuple[int, str], ClassTotals] = {}
-        for reply in outcome.admitted:
-            entry = reply.answer.validation
-            if entry is not None:
-                key = validation.round, entry["domain"]
-                totals.setdefault(key, ClassTotals.empty(self.server.class_count)).add_all(entry["confusion"])
-        (score,) = scores_by(metric, [validation], totals)
-        return score
+        if metric in METRICS:
+            (score,) = scores_by_counts(metric, [validation], class_totals(lines))
+            return score
+        values: dict[tuple[int, str], Mapping[str, float | None]] = {}
+        for (scored_on, domain), found in self._values.items():
+            if scored_on == "validation":
+                values[validation.round, domain] = found
+        scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
+        return scores[0] if scores else None
 
-    def _tell_metrics(self, scored_round: int, outcome: Outcome) -> dict[str, ClassTotals]:
+    def _tell_metrics(self, scored_round: int, lines: Sequence[Mapping[str, Any]]) -> dict[str, ClassTotals]:
         """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it.
 
         Returns:
             Those counts by domain, without the domains of which a client sent none.
         """
         totals: dict[str, ClassTotals] = {}
-        uncounted: set[str] = set()
-        for reply in outcome.admitted:
-            for entry in reply.answer.scores:
-                if not self._has_counts(entry):
-                    uncounted.add(entry["domain"])
-                    continue
-                found = totals.setdefault(entry["domain"], ClassTotals.empty(self.server.class_count))
-                found.add_all(entry["confusion"])
+        for (_, domain), counts in class_totals(lines).items():
+            totals[domain] = counts
         metrics: dict[str, dict[str, float]] = {}
         for metric in COUNTED:
             metrics[metric] = {}
-            for domain in sorted(totals.keys() - uncounted):
+            for domain in sorted(totals):
                 metrics[metric][domain] = totals[domain].metric(metric)
         for (scored_on, domain), values in self._values.items():
             for name, value in values.items():
                 if scored_on == "test" and value is not None:
                     metrics.setdefault(name, {})[domain] = value
         self.history.tell_metrics(scored_round, metrics)
-        return {domain: counts for domain, counts in totals.items() if domain not in uncounted}
+        return totals
 
     def _has_counts(self, entry: Mapping[str, Any]) -> bool:
         return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
@@ -398,15 +390,8 @@ class Recorder:
         }
         if self._has_counts(entry):
             line["confusion"] = cells_of(entry["confusion"])
-        values: dict[str, float] = {}
-        for metric, value in self._further.values(number, [entry]).items():
-            if value is not None:
-                values[metric] = round(value, 6)
-        if values:
-            line["values"] = values
-        sums = self._further.sums([entry])
-        if sums:
-            line["sums"] = sums
+        if self._further.measures:
+            line |= self._further.recorded(number, entry)
         return line
 
     def _warn_of_collapse(self, scored_round: int, entry: Mapping[str, Any]) -> None:
@@ -581,10 +566,13 @@ def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[
         parts: bytes of the message's tensors by part.
         total: bytes of the whole message; what no part accounts for is its header.
     """
+    if not total:
+        return {}
     columns = {f"bytes_{direction}": total}
     header = total
-    for part in PARTS:
-        columns[f"bytes_{direction}_{part}"] = parts.get(part, 0)
-        header -= parts.get(part, 0)
+    for part, size in parts.items():
+        if size:
+            columns[f"bytes_{direction}_{part}"] = size
+            header -= size
     columns[f"bytes_{direction}_header"] = header
     return columns

@@ -241,8 +241,7 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[
         last_scored,
         listeners,
         at_once=until is None,
-        scorers=settings.test_scorers,
-        validators=settings.validation_scorers,
+        scorers={"test": settings.test_scorers, "validation": settings.validation_scorers},
         metric=settings.rounds.metric,
         measures=settings.further_measures,
     )

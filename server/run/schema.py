@@ -196,6 +196,7 @@ class Summary(TypedDict):
     joined_batches: NotRequired[list[Text]]
     scored: Text
     scores: dict[str, Scores]
+    images: NotRequired[dict[Text, Integer]]
     missing: NotRequired[Missing]
     partial: NotRequired[bool]
     unseen: NotRequired[list[str]]

@@ -13,12 +13,13 @@ import torch
 from common.errors import CheckpointError, ConfigError
 from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
+from common.scores import COLUMNS, score_row
 from common.storage import GlobalState, read_tensors, write_tensors
 from server.commands.report import write_csv
 from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
-from server.run.history import REPLY_COLUMNS, SCORE_COLUMNS, History, reply_row, score_row
+from server.run.history import REPLY_COLUMNS, History, reply_row
 from server.run.schema import read_lines
 from tests.support.runs import run
 from tests.support.toy import toy_settings
@@ -152,7 +153,7 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
     assert told[0] == "start"
     lines = read_lines(tmp_path / "scores.jsonl")
     assert lines == [score(0), score(0, "sketch", 10)]
-    assert list(score_row(lines[0])) == list(SCORE_COLUMNS)
+    assert list(score_row(lines[0])) == list(COLUMNS)
     assert score_row(lines[0])["accuracy"] == 50.0
     (line,) = read_lines(tmp_path / "replies.jsonl")
     assert line["reason"] == 'answered "no",\nthen left'
@@ -242,7 +243,7 @@ def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
     scores, replies = write_csv([str(tmp_path)])
     with scores.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == list(SCORE_COLUMNS)
+    assert list(rows[0]) == list(COLUMNS)
     assert {row["scored_on"] for row in rows} == {"test", "validation"}
     written = [float(row["macro_f1"]) for row in rows]
     assert written == [score_row(line)["macro_f1"] for line in read_lines(done.folder / "scores.jsonl")]

@@ -28,6 +28,7 @@ from common.data.protocols import Allocation
 from common.errors import ConfigError, PayloadError
 from common.metrics import CONFIDENCE_MEASURES, RoundScore, best_round
 from common.own_metric import SumRange, check_own_metric, count_sums, values_of
+from common.scores import recorded_values
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
@@ -36,7 +37,7 @@ from server.commands.evaluate import measures
 from server.results.groups import group_runs
 from server.results.report.page import render
 from server.results.run import RunFolder, find_runs
-from server.run.measures import recorded_values, resolutions_of
+from server.run.measures import resolutions_of
 from server.run.schema import read_lines
 from server.trackers.scalars import scalars
 from tests.support.records import rewrite
@@ -511,7 +512,7 @@ def test_a_table_of_a_metric_that_a_run_lacks_names_the_run(
     events = tmp_path / "damaged/events.jsonl"
     rewrite(events, lambda line: {name: line[name] for name in line if name != "values"})
     assert main(["table", str(tmp_path / "damaged"), "--metric", "auroc"]) == 1
-    assert f"{events} has no values of the run's metrics" in capsys.readouterr().err
+    assert f"{tmp_path / 'damaged'}: its events have no values of auroc" in capsys.readouterr().err
 
 
 def test_a_record_is_read_without_importing_the_metric(

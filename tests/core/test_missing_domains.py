@@ -16,11 +16,10 @@ from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
 from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, best_round, named_missing, states, summarise
+from common.scores import round_scores, scores_by_values
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.run.history import round_scores
-from server.run.measures import scores_by_values
 from server.trackers.events import describe, plain_lines
 
 

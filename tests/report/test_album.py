@@ -8,10 +8,10 @@ import torch
 
 from common.metrics import ClassTotals, cells_of, counts_fit
 from common.prototypes import PrototypeSet
+from common.scores import class_totals
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.results.run import RunFolder
-from server.run.history import class_totals
 from server.run.prototype_log import (
     MAX_ROUNDS,
     MAX_VALUES,

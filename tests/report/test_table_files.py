@@ -142,3 +142,25 @@ def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(fo
     assert "and 50 images" in resumed.label
     assert "scored on" not in fresh.label
     assert any("50 test images" in note for note in board.notes())
+
+
+def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path, tmp_path: Path) -> None:
+    """Their settings are the same: images were added between two runs."""
+    for number, name in enumerate(("first", "second")):
+        shutil.copytree(folder / "run", tmp_path / name)
+        place = tmp_path / name
+        config = yaml.safe_load((place / "config.yaml").read_text())
+        (place / "config.yaml").write_text(yaml.safe_dump({**config, "seed": number}))
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (group,) = board.groups
+    assert "scored on" not in group.label
+    summary = json.loads((place / "summary.json").read_text())
+    lines = RunFolder(place).all_scores
+    assert summary["images"] == {line["domain"]: line["count"] for line in lines}
+    domain = next(iter(summary["images"]))
+    summary["images"][domain] = 50
+    (place / "summary.json").write_text(json.dumps(summary))
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (group,) = board.groups
+    assert "and 50 images" in group.label
+    assert any("not of the same images" in note for note in board.notes())

@@ -15,8 +15,8 @@ from common.choices import CONF, trust
 from common.config import build, checked, compose_config
 from common.errors import ConfigError, some_of, summarised
 from common.metrics import COUNTED
+from common.scores import score_row
 from common.settings import RunSettings
-from server.run.history import score_row
 from server.run.schema import read_lines
 from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
 from server.trackers.events import plain_lines

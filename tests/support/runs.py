@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import PayloadError
+from common.scores import score_row
 from common.settings import RunSettings
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload, encoded_size
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Admit, Failure
-from server.run.history import reply_row, score_row
+from server.run.history import reply_row
 from server.run.schema import REPLIES, SCORES, read_lines
 from strategies.core.federation import Reply
 
