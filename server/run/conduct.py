@@ -215,8 +215,9 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     A run that never held a round has no ``scores``. If the last state could not be scored, there is no score by the
     rule ``final``. ``average``, ``worst`` and ``spread`` are ``null`` in both cases. ``stopped_early`` is there only if
     ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
-    the last round that scored each; ``partial`` is whether there are any. ``joined_batches`` has the clients whose last
-    batch of one sample joined the one before it, if there are any (:mod:`strategies.core.last_batch`).
+    the last round that scored each; ``partial`` is whether there are any. ``images`` has the test images of
+    each domain. ``joined_batches`` has the clients whose last batch of one sample joined the one before it, if there
+    are any (:mod:`strategies.core.last_batch`).
     """
     history, folder = rounds.history, settings.output_folder
     scores = history.scores()
