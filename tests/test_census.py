@@ -11,7 +11,7 @@ from bench import census
 from bench.measure import Counted, census_of, circles, count, imports_of
 
 LIMITS = {
-    "classes of a round": 50,
+    "classes of a round": 49,
     "settings": 200,
     "settings never set": 94,
     "settings never set nor named on a page": 0,
@@ -23,7 +23,7 @@ LIMITS = {
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""
 
-FUNCTIONS, FILES = 279, 32
+FUNCTIONS, FILES = 278, 32
 """The most functions and files that the second round of FPL on the inline engine may run through."""
 
 WORDS = 55_000
