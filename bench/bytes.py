@@ -23,7 +23,8 @@ from bench.rows import append_rows, read_all
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.history import PARTS, read_rows
+from server.run.history import PARTS
+from server.run.schema import REPLIES, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -49,23 +50,23 @@ METHODS = {
 
 
 def summary_of(*overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a run's summary and its activity."""
+    """Return a run's summary and its replies."""
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings([*overrides, f"output={folder}/run"])
         prepare_output(settings)
-        return run_federation(settings, InlineEngine(settings)), read_rows(Path(folder) / "run" / "activity.csv")
+        return run_federation(settings, InlineEngine(settings)), read_lines(Path(folder) / "run" / REPLIES)
 
 
 def bytes_of(name: str, *more: str) -> list[dict[str, object]]:
     """Mean bytes per client of a method's second round, by way and part; a row for each way."""
-    _, activity = summary_of(*TINY, *METHODS[name], *more)
-    rows = [row for row in activity if row["round"] == "2"]
+    _, replies = summary_of(*TINY, *METHODS[name], *more)
+    rows = [row for row in replies if row["round"] == 2]
     found: list[dict[str, object]] = []
     for way in ("down", "up"):
         means: dict[str, object] = {"method": name, "way": way}
         for part in PARTS:
-            means[part] = round(statistics.mean(int(row[f"bytes_{way}_{part}"]) for row in rows))
-        means["total"] = round(statistics.mean(int(row[f"bytes_{way}"]) for row in rows))
+            means[part] = round(statistics.mean(row.get(f"bytes_{way}_{part}", 0) for row in rows))
+        means["total"] = round(statistics.mean(row[f"bytes_{way}"] for row in rows))
         found.append(means)
     return found
 

@@ -28,11 +28,11 @@ from support.runs import run
 from support.toy import composed, toy_settings
 
 from bench.measuring import arguments, start
-from bench.rows import append_rows
+from bench.rows import append_rows, read_all
 from common.choices import CONF
 from common.settings import RunSettings, load_settings
 from common.wire.messages import SCALED
-from server.run.history import read_rows
+from server.run.schema import REPLIES, read_lines
 from server.trackers.events import SCALED_EVENT
 
 RESULTS = Path(__file__).parent / "results" / "honest.csv"
@@ -63,7 +63,7 @@ def row_of(method: str, data: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         done = run(settings_of(method, data, folder))
-        rows = read_rows(folder / "activity.csv")
+        rows = read_lines(folder / REPLIES)
     statuses = Counter(row["status"] for row in rows)
     parts = Counter(part for kind, entry in done.events if kind == SCALED_EVENT for part in entry["factors"])
     return {
@@ -89,14 +89,14 @@ def main() -> None:
         for variables in SETS:
             command = [sys.executable, __file__, "--here", "--methods", *chosen.methods]
             subprocess.run(command, env={**os.environ, **variables}, check=False)
-        rows = read_rows(RESULTS)
+        rows = read_all(RESULTS)
         refused, clipped = (sum(int(row[name]) for row in rows) for name in ("refused", "clipped"))
         answers = sum(int(row["answers"]) for row in rows)
         print(f"{len(rows)} runs, {answers} answers: {refused} refused, {clipped} clipped")
         sys.exit(1 if refused else 0)
     torch.set_num_threads(1)
     mine = [os.environ.get(name, "") for name in SETS[0]]
-    done = {(row["method"], row["data"]) for row in read_rows(RESULTS) if [row[name] for name in SETS[0]] == mine}
+    done = {(row["method"], row["data"]) for row in read_all(RESULTS) if [row[name] for name in SETS[0]] == mine}
     for data, method in product(("toy", "glyphs"), chosen.methods):
         if (method, data) not in done:
             row = row_of(method, data)

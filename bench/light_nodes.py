@@ -23,7 +23,7 @@ the most they held. ``faults`` are calls of nodes that failed and were made agai
 With ``--vanish`` nodes stop without a farewell when a round begins, as devices do that lose power, and two rounds later
 other nodes play their clients. With ``--secure`` those have the same keys, which the SuperLink refuses until their last
 connection has expired: ``refusals``. ``skipped`` counts rounds without a quorum, ``lines`` those that the run prints in
-a round, ``activity`` the bytes that activity.csv grows by in a round.
+a round, ``activity`` the bytes that replies.jsonl grows by in a round.
 Appends rows to bench/results/light_nodes.csv.
 """
 
@@ -456,7 +456,7 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
             found["refusals"] = len(vanishing.refusals)
             found["vanished"] = vanishing.vanished / rounds
             found["lines"] = len(printed.getvalue().splitlines()) / (rounds + options.skip)
-            found["activity"] = (output / "activity.csv").stat().st_size / (rounds + options.skip)
+            found["activity"] = (output / "replies.jsonl").stat().st_size / (rounds + options.skip)
         return found
 
 

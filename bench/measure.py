@@ -45,7 +45,7 @@ from bench.rows import read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("client", "common", "goldfinch", "server", "strategies")
-RUN_FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv")
+RUN_FILES = ("config.yaml", "summary.json", "scores.jsonl", "replies.jsonl")
 SMALL = ["method=fpl", "engine=inline", "train.device=cpu", "train.rounds=2", "train.local_steps=2"]
 SMALL += ["protocol.samples=24", "rounds.test_samples=8"]
 LONGEST = 10

@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows, mean_and_spread
+from bench.rows import append_rows, mean_and_spread, read_all
 from common.numerics import generator
-from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "normalisation.csv"
 SEEDS = (0, 1, 2)
@@ -165,7 +164,7 @@ def main() -> None:
         if chosen.dry_run:
             print(measure("shapes, 1 epoch", "group", "0.01", 0, shapes, ["train.rounds=1"]))
             return
-        rows = read_rows(RESULTS) if RESULTS.exists() else []
+        rows = read_all(RESULTS) if RESULTS.exists() else []
         done = {(row["data"], row["normalisation"], row["learning_rate"], row["seed"]) for row in rows}
         for data, variant, rate, seed in product(DATA, VARIANTS, RATES, SEEDS):
             if chosen.table or (data, variant, rate, str(seed)) in done:
@@ -174,7 +173,7 @@ def main() -> None:
             append_rows(RESULTS, [row])
             print(row, flush=True)
     if RESULTS.exists():
-        print(table(read_rows(RESULTS)))
+        print(table(read_all(RESULTS)))
 
 
 if __name__ == "__main__":

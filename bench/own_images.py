@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
 from bench.normalisation import SITES, draw_shape
-from bench.rows import append_rows, mean_and_spread
+from bench.rows import append_rows, mean_and_spread, read_all
 from common.numerics import generator
-from server.run.history import read_rows
 
 RESULTS = Path(__file__).parent / "results" / "own_images.csv"
 SHAPES = ("circle", "square", "triangle")
@@ -97,7 +96,7 @@ def main() -> None:
         if chosen.dry_run:
             print(measure("fpl", "defaults", 0, images, ["train.rounds=1"]))
             return
-        rows = read_rows(RESULTS) if RESULTS.exists() else []
+        rows = read_all(RESULTS) if RESULTS.exists() else []
         done = {(row["method"], row["variant"], row["seed"]) for row in rows}
         for method, seed, variant in product(METHODS, SEEDS, VARIANTS):
             if chosen.table or (method, variant, str(seed)) in done:
@@ -106,7 +105,7 @@ def main() -> None:
             append_rows(RESULTS, [row])
             print(row, flush=True)
     if RESULTS.exists():
-        print(table(read_rows(RESULTS)))
+        print(table(read_all(RESULTS)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed package
 
 from bench.measuring import arguments, environment, start
-from bench.rows import append_rows, mean_and_spread
+from bench.rows import append_rows, mean_and_spread, read_all
 from common.data.batches import Split
 from common.errors import EngineError
 from common.numerics import generator
@@ -41,8 +41,8 @@ from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure, Reply
-from server.run.history import read_rows
 from server.run.rounds import RoundLoop
+from server.run.schema import REPLIES, read_lines
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
@@ -368,7 +368,7 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
         except EngineError as error:
             print(f"ended: {str(error)[:200]}", flush=True)
         engine.close()
-        rows = read_rows(Path(folder) / "activity.csv")
+        rows = read_lines(Path(folder) / REPLIES)
     altered = Counter(row["client"] for row in rows if row["status"] == SCALED)
     hostile = sum(altered[client] for client in engine.hostile)
     where = environment(torch.device("cpu"))
@@ -431,7 +431,7 @@ def load(path: Path) -> list[Outcome]:
     kinds: dict[str, Any] = dict.fromkeys(("average", "worst", "own", "seconds"), float)
     kinds |= dict.fromkeys(("seed", "honest_altered", "hostile_altered", "own_altered", "refused"), int)
     outcomes: dict[Key, Outcome] = {}
-    for row in read_rows(path):
+    for row in read_all(path):
         outcome = Outcome(**{name: kinds.get(name, str)(value) for name, value in row.items()})
         outcomes[key_of(outcome)] = outcome
     return list(outcomes.values())

@@ -20,12 +20,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
-from bench.rows import append_rows, mean_and_spread
+from bench.rows import append_rows, mean_and_spread, read_all
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
-from server.run.history import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "privacy_accuracy.csv"
@@ -158,14 +157,14 @@ def main() -> None:
         variant, noise, overrides = prototypes(1.0)
         print(measure("glyphs", variant, noise, [*overrides, "protocol.samples=40", "rounds.test_samples=8"], 0, 1))
         return
-    done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in read_rows(RESULTS)}
+    done = {(row["data"], row["variant"], row["noise"], row["seed"]) for row in read_all(RESULTS)}
     for data in chosen.data:
         for variant, noise, overrides in variants():
             for seed in chosen.seeds:
                 if (data, variant, str(noise), str(seed)) not in done:
                     append_rows(RESULTS, [row := measure(data, variant, noise, overrides, seed, chosen.rounds)])
                     print(row, flush=True)
-    write_page(read_rows(RESULTS), chosen.rounds)
+    write_page(read_all(RESULTS), chosen.rounds)
 
 
 def write_page(rows: list[dict[str, str]], rounds: int) -> None:

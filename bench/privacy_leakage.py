@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from bench.measuring import arguments, start
-from bench.rows import append_rows, circumstances, mean_and_spread
+from bench.rows import append_rows, circumstances, mean_and_spread, read_all
 from common.accounting import epsilon
 from common.data.batches import Split
 from common.models.base import Model
@@ -49,7 +49,6 @@ from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
-from server.run.history import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "privacy_leakage.csv"
@@ -317,7 +316,7 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     left.set_title("dashed: as sent, without noise", fontsize=8)
     right.set_title("dashed: nothing protected", fontsize=8)
     left.set_ylabel("membership, AUC")
-    accuracy = [row for row in read_rows(ACCURACY) if row["data"] == "glyphs"]
+    accuracy = [row for row in read_all(ACCURACY) if row["data"] == "glyphs"]
     noisy = [row for row in accuracy if row["variant"] == "FPL, prototypes" and row["conditional_epsilon"]]
     _line(right, noisy, "conditional_epsilon", "average", "FPL, prototypes noised, 200 images, 12 rounds", 0)
     level = [float(row["average"]) for row in accuracy if row["variant"] == "FPL, nothing protected"]
@@ -361,7 +360,7 @@ def main() -> None:
     if chosen.dry_run:
         print("\n".join(map(str, measure("glyphs", "fpl", 40, 0, rounds=2))))
         return
-    done = {(row["data"], row["method"], row["samples"], row["seed"]) for row in read_rows(RESULTS)}
+    done = {(row["data"], row["method"], row["samples"], row["seed"]) for row in read_all(RESULTS)}
     for data in chosen.data:
         for seed in chosen.seeds:
             for method in METHODS:
@@ -370,7 +369,7 @@ def main() -> None:
                         rows = list(measure(data, method, samples, seed))
                         append_rows(RESULTS, rows)
                         print(*rows, sep="\n", flush=True)
-    write_page(read_rows(RESULTS))
+    write_page(read_all(RESULTS))
 
 
 if __name__ == "__main__":

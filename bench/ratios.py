@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bench.rows import append_rows, circumstances, cpu_name
-from server.run.history import read_rows
+from bench.rows import append_rows, circumstances, cpu_name, read_all
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
 CLASS = ("cpu", "cores", "threads", "torch")
@@ -173,4 +172,4 @@ def append(rows: Sequence[Ratio], path: Path = RESULTS) -> None:
 
 def read(path: Path = RESULTS) -> list[dict[str, str]]:
     """The rows of the CSV, as text; none if there is no file."""
-    return read_rows(path)
+    return read_all(path)

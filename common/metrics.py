@@ -144,6 +144,11 @@ class ClassTotals:
         if true == predicted:
             self.correct[true] += count
 
+    def add_cells(self, cells: Mapping[str, Any]) -> None:
+        """Add the images of confusion counts without their zeros, see :func:`cells_of`."""
+        for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
+            self.add(true, predicted, count)
+
     def metric(self, name: str) -> float:
         """Return a metric in per cent, of at least one image.
 
@@ -178,6 +183,26 @@ def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
         metric: one of :data:`METRICS`.
     """
     return ClassTotals.of(confusion).metric(metric)
+
+
+def cells_of(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return confusion counts without their zeros, as a run records them.
+
+    Args:
+        confusion: ``[K][K]``, images by true class (row) and predicted class (column).
+
+    Returns:
+        The number of ``classes`` K and, for each pair of classes with images, an entry in each of the lists ``true``,
+        ``predicted`` and ``count``.
+    """
+    cells: dict[str, Any] = {"classes": len(confusion), "true": [], "predicted": [], "count": []}
+    for true, row in enumerate(confusion):
+        for predicted, count in enumerate(row):
+            if count:
+                cells["true"].append(true)
+                cells["predicted"].append(predicted)
+                cells["count"].append(count)
+    return cells
 
 
 def counts_fit(counts: Any, class_count: int, total: int, correct: int) -> bool:

@@ -30,7 +30,7 @@ TAKEN = frozenset(
     {*METRICS, *CONFIDENCE_MEASURES, "round", "client", "client_domain", "domain", "scored_on", "count", "correct"}
     | {"loss", "average", "worst", "spread", "validation"}
 )
-"""Names of the metrics that exist, and of the columns of ``history.csv`` and of tables."""
+"""Names of the metrics that exist, and of the columns of tables."""
 
 
 ROUNDING = 1e-5

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def clients_of_rounds(run: RunFolder, rounds: int) -> dict[int, list[str]]:
     """The clients that trained, by round from 1 to ``rounds``."""
     found: dict[int, list[str]] = {number: [] for number in range(1, rounds + 1)}
-    for row in run.activity:
+    for row in run.replies:
         number = int(row["round"])
         if number in found and trained(str(row["status"])):
             found[number].append(str(row["client"]))
@@ -59,7 +59,7 @@ def describe(run: RunFolder, rounds: int, clients: int, killed: str) -> list[str
     lines = []
     by_round = clients_of_rounds(run, rounds)
     for number, present in by_round.items():
-        reasons = "; ".join(_reason(row) for row in run.activity if _is_failure(row, number, killed))
+        reasons = "; ".join(_reason(row) for row in run.replies if _is_failure(row, number, killed))
         lines.append(
             f"round {number}: {len(present)} of {clients} nodes trained" + (f"  ({reasons})" if reasons else "")
         )
@@ -102,7 +102,7 @@ def _is_failure(row: Mapping[str, Any], number: int, client: str) -> bool:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    words = " ".join(str(row["reason"]).split())
+    words = " ".join(str(row.get("reason", "")).split())
     return f"{row['client']} {row['status']}: {words[:90]}"
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
+from common.scores import score_row
 from goldfinch.overrides import check_reachable, overrides_of
+from server.run.history import reply_row
 from server.run.signals import terminable
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ class Run:
         """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
         from server.results.frames import record_frame
 
-        return record_frame(self.records.scores, NUMBERS)
+        return record_frame(list(map(score_row, self.records.scores)), NUMBERS)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -151,11 +153,11 @@ class Run:
         return table
 
     @property
-    def activity(self) -> pd.DataFrame:
+    def replies(self) -> pd.DataFrame:
         """One row per round, exchange and client: status, samples, steps, losses, seconds, bytes."""
         from server.results.frames import record_frame
 
-        return record_frame(self.records.activity, NUMBERS)
+        return record_frame(list(map(reply_row, self.records.replies)), NUMBERS)
 
     def confusion(self, domain: str, round_number: int | None = None) -> pd.DataFrame:
         """Return the confusion counts of a domain: a row per true class, a column per predicted class.

@@ -242,12 +242,21 @@ def _table(
 def _report(
     folders: Runs,
     output: Annotated[Path | None, option(text="The page; report.html in the first folder by default.")] = None,
+    csv: Annotated[
+        bool, option("--csv", text="Write each run's scores and replies as history.csv and replies.csv instead.")
+    ] = False,
 ) -> None:
     """Write one HTML page of runs.
 
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
+    if csv:
+        from server.commands.report import write_csv
+
+        for path in write_csv(folders):
+            print(f"wrote {path}")
+        return
     from server.results.report.page import write_report
 
     path = write_report(folders, output)

@@ -27,7 +27,7 @@ MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
 
 SCALED = "scaled"
-"""Status in ``activity.csv`` of a client whose update was scaled down to the bound and used."""
+"""Status in ``replies.jsonl`` of a client whose update was scaled down to the bound and used."""
 
 LEFT_OUT = "left out"
 """Status of a client whose update was not used since it worked against the others'; only runs of versions that compared

@@ -53,7 +53,7 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
         folders.append(str(folder))
     console.rule("side by side")
     show_table(folders)
-    console.print(f"written to {output.absolute()}: history.csv, summary.json, checkpoint/ of each run")
+    console.print(f"written to {output.absolute()}: scores.jsonl, summary.json, checkpoint/ of each run")
     console.print(f"report: {write_report(folders, output / 'report.html')}", soft_wrap=True)
     show_predictions(RunFolder(Path(folders[-1])), output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")

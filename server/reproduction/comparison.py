@@ -24,6 +24,7 @@ from server.reproduction.published import PublishedRow, PublishedTable, Scale
 from server.reproduction.verdict import Claim, Order, Verdict, verdict
 from server.results.run import RunFolder
 from server.results.seeds import Value, curve
+from server.run.schema import SCORES
 
 MEGABYTE = 1e6
 
@@ -356,8 +357,8 @@ class Comparison:
 
 
 def _scored_images(folder: Path) -> dict[str, int]:
-    """Return each domain's test images times the number of clients' models scored on them, from ``history.csv``."""
-    if not (folder / "history.csv").exists():
+    """Return each domain's test images times the number of clients' models scored on them, from ``scores.jsonl``."""
+    if not (folder / SCORES).exists():
         return {}
     found: dict[str, dict[str, int]] = {}
     for row in RunFolder(folder).scores:

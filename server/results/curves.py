@@ -69,7 +69,7 @@ def loss_curves(run: RunFolder) -> Curves:
 def train_losses(run: RunFolder) -> Curves:
     """Return each loss term's mean over clients, weighted by their samples."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
-    for row in run.activity:
+    for row in run.replies:
         rows.setdefault(int(row["round"]), []).append(row)
     found: Curves = {}
     for number in sorted(rows):
@@ -81,12 +81,12 @@ def train_losses(run: RunFolder) -> Curves:
 def cost_curves(run: RunFolder) -> Curves:
     """Return megabytes down and up, and seconds, by round."""
     found: Curves = {"MB down a round": {}, "MB up a round": {}, "seconds a round": {}}
-    for row in run.activity:
+    for row in run.replies:
         number = int(row["round"])
         if number <= run.rounds:  # the exchange after the last round only scores
             for direction in ("down", "up"):
                 points = found[f"MB {direction} a round"]
-                points[number] = points.get(number, 0.0) + float(row.get(f"bytes_{direction}") or 0) / 1e6
+                points[number] = points.get(number, 0.0) + row.get(f"bytes_{direction}", 0) / 1e6
     for entry in run.events:
         if entry["event"] == "round done":
             found["seconds a round"][int(entry["round"])] = float(entry["seconds"])

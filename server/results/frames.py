@@ -31,10 +31,10 @@ Values = Literal["text", "mean", "std"]
 
 
 def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) -> pd.DataFrame:
-    """Return rows of a CSV file as a DataFrame.
+    """Return rows as a DataFrame.
 
     Args:
-        rows: the rows, all values texts.
+        rows: the rows.
         numbers: columns that hold numbers, besides those that begin with ``seconds`` or ``bytes``; an empty text
             becomes NaN.
     """

@@ -111,8 +111,17 @@ class Group:
 
     @property
     def scored_images(self) -> list[int]:
-        """The numbers of test images of one domain, if they changed within the runs; empty otherwise."""
-        return self.runs[0].changed_scoring
+        """The numbers of test images of one domain, if they changed within a run or between runs; empty otherwise."""
+        if self.runs[0].changed_scoring:
+            return self.runs[0].changed_scoring
+        counts: dict[str, set[int]] = {}
+        for run in self.runs:
+            for domain, images in run.test_images.items():
+                counts.setdefault(domain, set()).add(images)
+        for found in counts.values():
+            if len(found) > 1:
+                return sorted(found)
+        return []
 
     @property
     def early_stops(self) -> list[int]:
@@ -273,10 +282,15 @@ class Board:
             metric = group.runs[0].validation_metric
             if group.scored_images:
                 images = " and ".join(map(str, group.scored_images))
-                found.append(
-                    f"{group.label}: some rounds were scored on {images} test images of a domain, as it was resumed "
-                    "with other scoring; it is averaged with no other run."
+                told = (
+                    f"its runs were scored on {images} test images of a domain, so its mean is not of the same images."
                 )
+                if group.runs[0].changed_scoring:
+                    told = (
+                        f"some rounds were scored on {images} test images of a domain, as it was resumed with other "
+                        "scoring; it is averaged with no other run."
+                    )
+                found.append(f"{group.label}: {told}")
             if metric != "accuracy":
                 label = group.measure_of("validation").label
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")

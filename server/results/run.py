@@ -6,8 +6,9 @@ methods that return settings, models or data.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,19 @@ from omegaconf import OmegaConf
 
 from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
-from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore, summarise
+from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.regular_files import read_small
 from common.run_config import check_trusted, read_config, result_settings
+from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.versions import CODE, hash_of_files
-from common.wire.messages import SCALED, printable
-from server.run.history import answers, class_totals, counts_less, round_scores, rows_on, scores_by, validation_by
-from server.run.measures import MEASURES_FILE, measures_in, recorded_values, scores_by_values
-from server.run.schema import EARLIER_SCALED, check_events, check_lines, read_lines, read_rows, reading, stream_rows
+from common.wire.messages import printable
+from server.run.history import (
+    answers,
+    check_version,
+    counts_less,
+)
+from server.run.measures import measures_in
+from server.run.schema import EVENTS, REPLIES, SCORES, check_events, check_lines, read_lines, reading, stream_lines
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,8 +82,8 @@ class RunFolder:
 
     @property
     def records(self) -> tuple[Path, Path]:
-        """The files that suffice to check a finished run's scores: ``summary.json`` and ``history.csv``."""
-        return self.folder / "summary.json", self.folder / "history.csv"
+        """The files that suffice to check a finished run's scores: ``summary.json`` and ``scores.jsonl``."""
+        return self.folder / "summary.json", self.folder / SCORES
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -116,33 +122,50 @@ class RunFolder:
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``history.csv`` on test images."""
-        return rows_on("test", self._history)
+        """Lines of ``scores.jsonl`` on test images."""
+        return lines_on("test", self.all_scores)
 
     @cached_property
-    def _history(self) -> Sequence[Mapping[str, Any]]:
-        """All rows of ``history.csv``."""
-        return read_rows(self.folder / "history.csv")
+    def all_scores(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``scores.jsonl``; none if there is no such file.
+
+        Raises:
+            ConfigError: an earlier version wrote the folder.
+        """
+        return self._lines(SCORES)
 
     @cached_property
-    def activity(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of ``activity.csv``."""
-        return read_rows(self.folder / "activity.csv")
+    def replies(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``replies.jsonl``; none if there is no such file.
+
+        Raises:
+            ConfigError: an earlier version wrote the folder.
+        """
+        return self._lines(REPLIES)
+
+    def _lines(self, name: str) -> Sequence[Mapping[str, Any]]:
+        check_version(self.folder)
+        path = self.folder / name
+        if not path.exists():
+            return []
+        return read_lines(path)
 
     @cached_property
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``events.jsonl``."""
-        events = read_lines(self.folder / "events.jsonl")
-        check_events(self.folder / "events.jsonl", events)
+        events = read_lines(self.folder / EVENTS)
+        check_events(self.folder / EVENTS, events)
         return events
 
-    @cached_property
+    @property
     def confusions(self) -> Sequence[Mapping[str, Any]]:
-        """Lines of ``confusion.jsonl``."""
-        path = self.folder / "confusion.jsonl"
-        if not path.exists():
-            return []
-        return read_lines(path)
+        """The confusion counts on test images: round, client, domain, and those of :func:`common.metrics.cells_of`."""
+        found: list[Mapping[str, Any]] = []
+        for line in self.scores:
+            if "confusion" in line:
+                place = {"round": line["round"], "client": line["client"], "domain": line["domain"]}
+                found.append(place | line["confusion"])
+        return found
 
     @cached_property
     def pages(self) -> Sequence[Page]:
@@ -203,19 +226,13 @@ class RunFolder:
 
     @cached_property
     def answers(self) -> Mapping[str, int]:
-        """The number of updates that were used, as ``admitted``, and of replies with each other status.
-
-        Of a run of an older version without ``activity.csv``, what was left out counts as scaled.
-        """
-        known = dict(self.summary.get("answers", {}))
-        if SCALED in known:
-            return known
-        path = self.folder / "activity.csv"
-        if path.exists():
-            return answers(stream_rows(path))
-        if EARLIER_SCALED in known:
-            known[SCALED] = known.pop(EARLIER_SCALED)
-        return known
+        """The number of updates that were used, as ``admitted``, and of replies with each other status."""
+        if "answers" in self.summary:
+            return dict(self.summary["answers"])
+        path = self.folder / REPLIES
+        if not path.exists():
+            return {}
+        return answers(stream_lines(path))
 
     @cached_property
     def counts_less(self) -> Mapping[str, Mapping[str, int]]:
@@ -263,26 +280,41 @@ class RunFolder:
         return []
 
     @cached_property
+    def test_images(self) -> Mapping[str, int]:
+        """By domain the test images of one client, the largest number of any round."""
+        if "images" in self.summary:
+            return dict(self.summary["images"])
+        return test_images(self.all_scores)
+
+    @cached_property
     def round_scores(self) -> list[RoundScore]:
         """The metric per domain of every scored round, ascending."""
-        accuracies = round_scores(self.scores, self._scorers("test"))
-        if self.metric == "accuracy":
-            return accuracies
         if self.metric not in METRICS:
-            return scores_by_values(self.metric, self.measure, accuracies, self._values)
+            _ = self.measure  # which says whether the run has it
+        with self._named():
+            return self._scores.tested()
+
+    @property
+    def _scores(self) -> RunScores:
+        """The run's scores by :attr:`metric`, and those on validation samples by accuracy."""
+        scorers: dict[str, Scorers] = {}
+        for entry in self._kept_events:
+            if entry["event"] in ("start", "resume"):
+                scorers |= {kind: entry[kind] for kind in ("test", "validation") if kind in entry}
+        return RunScores(self.all_scores, self._kept_events, scorers, self.measures, self.metric)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the run's folder to errors of scores."""
         try:
-            return scores_by(self.metric, accuracies, self.class_totals)
-        except KeyError as error:
-            number, domain = error.args[0]
-            raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain} in round {number}, so there is no "
-                f"{METRICS[self.metric]}; use --metric accuracy, or leave the run out"
-            ) from error
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{self.folder}: {error}") from error
 
     @cached_property
     def class_totals(self) -> Mapping[tuple[int, str], ClassTotals]:
         """Images by class of each round and domain on test images, summed over the clients that scored it."""
-        return class_totals(self.confusions)
+        return class_totals(self.scores)
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
@@ -314,11 +346,6 @@ class RunFolder:
         """How far a value of the metric after the last round may be from the exact one; 0 if it is not binned."""
         return float(dict(self.summary.get("metrics", {})).get(self.metric, {}).get("resolution", 0.0))
 
-    @cached_property
-    def _values(self) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
-        """The recorded values of further metrics on test images, by round and domain."""
-        return recorded_values(self.folder / MEASURES_FILE, "test")
-
     @property
     def has_counts(self) -> bool:
         """Whether every test score has confusion counts, so that the run has every metric of :data:`METRICS`."""
@@ -335,12 +362,11 @@ class RunFolder:
             "config",
             "options",
             "summary",
-            "_history",
+            "all_scores",
             "scores",
             "events",
             "class_totals",
             "measures",
-            "_values",
         ):
             if name in self.__dict__:
                 found.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
@@ -349,8 +375,8 @@ class RunFolder:
     @cached_property
     def validation_scores(self) -> list[RoundScore]:
         """The validation metric per domain of every round, ascending; empty without validation samples."""
-        accuracies = round_scores(rows_on("validation", self._history), self._scorers("validation"))
-        return validation_by(self.validation_metric, accuracies, self.folder, self.measures)
+        with self._named():
+            return replace(self._scores, chosen_by=self.validation_metric).validated()
 
     @property
     def validation_metric(self) -> str:
@@ -362,22 +388,10 @@ class RunFolder:
             )
         return metric
 
-    def _scorers(self, kind: str) -> Mapping[str, int] | None:
-        """Return the scored domains with their number of scoring clients, at the last start; ``None`` if not recorded.
-
-        Args:
-            kind: ``test`` or ``validation``.
-        """
-        found: Mapping[str, int] | None = None
-        for entry in self._kept_events:
-            if entry["event"] in ("start", "resume") and kind in entry:
-                found = entry[kind]
-        return found
-
     @property
     def _kept_events(self) -> Sequence[Mapping[str, Any]]:
-        """The events; empty if the folder holds only ``summary.json`` and ``history.csv``."""
-        if not (self.folder / "events.jsonl").exists():
+        """The events; empty if the folder holds only ``summary.json`` and ``scores.jsonl``."""
+        if not (self.folder / EVENTS).exists():
             return []
         return self.events
 
@@ -391,12 +405,12 @@ class RunFolder:
                 found[rule] = {"missing": self._missing(score), **score}
             return found
         last = int(self.config.get("rounds", {}).get("last_rounds", 5))
-        skipped = {int(entry["round"]) for entry in self._kept_events if entry["event"] == "round skipped"}
-        return summarise(self.round_scores, last, self.validation_scores, skipped=skipped, unseen=self.unseen)
+        with self._named():
+            return replace(self._scores, chosen_by=self.validation_metric).rules(last, self.unseen)
 
     def _missing(self, score: Mapping[str, Any]) -> dict[str, int | None]:
         """Return the domains that a summary's score lacks, for summaries that do not record them."""
-        if "missing" in score or not (self.folder / "history.csv").exists():
+        if "missing" in score or not self.scores:
             return {}
         found: dict[str, int | None] = {}
         for each in self.round_scores:
@@ -535,7 +549,7 @@ class RunFolder:
                 "images, by which it is chosen, or take --round last"
             )
         if self.chosen == "best":
-            kept = Checkpoints(self.folder / BEST)
+            kept = Checkpoints(self.folder / "checkpoint", kind=BEST)
         found = kept.load()
         if found is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
@@ -546,7 +560,7 @@ class RunFolder:
         """Whether the run kept the best round by validation."""
         from server.run.checkpoint import BEST, Checkpoints
 
-        return bool(Checkpoints(self.folder / BEST).series.numbers())
+        return bool(Checkpoints(self.folder / "checkpoint", kind=BEST).series.numbers())
 
     @cached_property
     def federation(self) -> Federation:

@@ -31,7 +31,7 @@ RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """Statuses of replies that left the device."""
 
 MEASUREMENTS = ("seconds_load", "seconds_score", "seconds_train", "seconds_save", "peak_bytes")
-"""Columns of ``activity.csv`` that a device measured. They may depend on images, and have no noise."""
+"""Columns of ``replies.jsonl`` that a device measured. They may depend on images, and have no noise."""
 
 PUBLIC = (
     "samples and class counts (labels are not protected)",
@@ -111,7 +111,7 @@ class ReleaseCounts:
 
         Args:
             run: the run's id.
-            rows: rows of ``activity.csv``.
+            rows: lines of ``replies.jsonl``.
         """
         for row in rows:
             client, status = str(row["client"]), str(row["status"])

@@ -12,7 +12,7 @@ from common.storage import Entry, GlobalState, Series, check_run_id, under_prefi
 from common.wire.messages import OwnVersion
 
 BEST = "best"
-"""The folder, next to ``checkpoint/``, of the checkpoint of the best round by validation."""
+"""What the file of the best round by validation is called instead of ``round``."""
 
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
@@ -49,13 +49,18 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The last ``keep`` checkpoints of a run in ``folder``, newest last.
+    """The last ``keep`` checkpoints of a run, newest last.
 
     If a file is torn or changed, or has values that are not finite, the one before is used.
+
+    Args:
+        folder: the folder ``checkpoint`` in the run's folder.
+        keep: the number of checkpoints that are kept.
+        kind: ``round``, or :data:`BEST` for the checkpoint of the best round by validation.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.series, self.count = Series(folder), keep
+    def __init__(self, folder: Path, keep: int = 2, kind: str = "round") -> None:
+        self.series, self.count = Series(folder, kind), keep
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then drop the oldest beyond ``keep``."""

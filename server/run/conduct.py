@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
-from common.metrics import RoundScore, best_round, peak_bytes, states, summarise
+from common.metrics import RoundScore, best_round, peak_bytes, states
 from common.regular_files import read_small
 from common.run_config import CLASS_NAMES, yaml_of
+from common.scores import RunScores, test_images
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
-from server.run.history import PARTS, History
-from server.run.measures import MEASURES_FILE, described, largest_resolution, recorded_values, scores_by_values
+from server.run.history import CSV_COPIES, EARLIER, PARTS, History
+from server.run.measures import described, resolutions_of
 from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
-from server.run.schema import stream_rows
+from server.run.schema import REPLIES, stream_lines
 from server.trackers.base import tracker_settings, tracking
 from server.trackers.events import Listener
 from strategies.core.last_batch import joined_clients
@@ -66,8 +67,19 @@ def _begin(settings: RunSettings) -> None:
         (folder / "summary.json").unlink(missing_ok=True)
         if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
+            _remove_earlier(folder)
         named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
         write_text(folder / "config.yaml", yaml_of(named))
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier version left in the folder of a run that is replaced, and the copies for a spreadsheet."""
+    for name in (*EARLIER, *CSV_COPIES):
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -204,23 +216,19 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     A run that never held a round has no ``scores``. If the last state could not be scored, there is no score by the
     rule ``final``. ``average``, ``worst`` and ``spread`` are ``null`` in both cases. ``stopped_early`` is there only if
     ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
-    the last round that scored each; ``partial`` is whether there are any. ``joined_batches`` has the clients whose last
-    batch of one sample joined the one before it, if there are any (:mod:`strategies.core.last_batch`).
+    the last round that scored each; ``partial`` is whether there are any. ``images`` has the test images of
+    each domain. ``joined_batches`` has the clients whose last batch of one sample joined the one before it, if there
+    are any (:mod:`strategies.core.last_batch`).
     """
     history, folder = rounds.history, settings.output_folder
-    validation = history.validation_scores()
-    skipped = frozenset(history.rounds("round skipped"))
-    rules = summarise(
-        history.round_scores() if rounds.trained else [],
-        settings.rounds.last_rounds,
-        validation,
-        skipped=skipped,
-        unseen=settings.unseen_domains,
-    )
+    scores = history.scores()
+    rules: dict[str, dict[str, Any]] = {}
+    if rounds.trained:
+        rules = scores.rules(settings.rounds.last_rounds, settings.unseen_domains)
     if rounds.problem:
         rules.pop("final", None)
     final = rules.get("final", {})
-    best = best_round(states(validation, skipped))
+    best = best_round(states(scores.validated(), scores.skipped))
     registrations = rounds.registry.registrations
     private = rounds.privacy_report()
     samples = {client: registrations[client].samples for client in sorted(registrations)}
@@ -251,11 +259,12 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         "partial": bool(final.get("missing")),
         "unseen": list(settings.unseen_domains),
         "scores": rules,
+        "images": test_images(scores.lines),
         **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
-        **_further(history),
+        **_further(scores),
         "state_sha256": rounds.state.sha256(),
-        "bytes": bytes_total(stream_rows(folder / "activity.csv")),
-        "bytes_by_part": bytes_by_part(stream_rows(folder / "activity.csv")),
+        "bytes": bytes_total(stream_lines(folder / REPLIES)),
+        "bytes_by_part": bytes_by_part(stream_lines(folder / REPLIES)),
         **({"privacy": private} if private else {}),
         "wall_seconds": round(seconds, 3),
         "server_peak_bytes": peak_bytes(),
@@ -268,21 +277,20 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     }
 
 
-def _further(history: History) -> dict[str, Any]:
+def _further(scores: RunScores) -> dict[str, Any]:
     """Return the entry ``metrics``: what ``rounds.scores`` and ``own_metric`` came to in the last scored round."""
-    if not history.measures:
+    if not scores.measures:
         return {}
-    accuracies = history.round_scores()
-    values = recorded_values(history.folder / MEASURES_FILE, "test")
-    found = described(history.measures)
+    accuracies = scores.tested()
+    found = described(scores.measures)
     resolutions: dict[str, float] = {}
     if accuracies:
-        resolutions = largest_resolution(history.folder / MEASURES_FILE, accuracies[-1].round)
+        resolutions = resolutions_of(scores.events, accuracies[-1].round)
     for metric, entry in found.items():
         entry |= {"domains": {}, "average": None, "worst": None}
-        scores = scores_by_values(metric, history.measures[metric], accuracies, values)
-        if scores and scores[-1].round == accuracies[-1].round:
-            score = scores[-1]
+        by_round = scores.tested(metric)
+        if by_round and by_round[-1].round == accuracies[-1].round:
+            score = by_round[-1]
             entry |= {"domains": dict(score.accuracy), "average": score.average, "worst": score.worst}
             entry["missing"] = dict(score.missing)
             if metric in resolutions:
@@ -320,21 +328,21 @@ def code_that_ran(settings: RunSettings, history: History) -> str:
     return settings.code
 
 
-def bytes_total(activity: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def bytes_total(replies: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the bytes to (``down``) and from (``up``) all clients over the run."""
     total = {"up": 0, "down": 0}
-    for row in activity:
+    for line in replies:
         for direction in total:
-            total[direction] += int(row.get(f"bytes_{direction}") or 0)
+            total[direction] += line.get(f"bytes_{direction}", 0)
     return total
 
 
-def bytes_by_part(activity: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the bytes by direction and part over all rows of ``activity.csv``, with each direction's total."""
+def bytes_by_part(replies: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the bytes by direction and part over all lines of ``replies.jsonl``, with each direction's total."""
     sums = {direction: dict.fromkeys((*PARTS, "total"), 0) for direction in ("down", "up")}
-    for row in activity:
+    for line in replies:
         for direction, parts in sums.items():
             for part in PARTS:
-                parts[part] += int(row[f"bytes_{direction}_{part}"] or 0)
-            parts["total"] += int(row[f"bytes_{direction}"] or 0)
+                parts[part] += line.get(f"bytes_{direction}_{part}", 0)
+            parts["total"] += line.get(f"bytes_{direction}", 0)
     return sums

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.confidence import ConfidenceCounts
 from common.errors import ConfigError
-from common.metrics import MEASURES, UNDEFINED, Measure, RoundScore
+from common.metrics import MEASURES, Measure
 from common.own_metric import values_of
-from server.run.schema import read_lines
 
 if TYPE_CHECKING:  # imports torch
     from common.settings import RunSettings
-
-MEASURES_FILE = "metrics.jsonl"
-"""One line per round, scored domain, and test images or validation samples.
-
-It has the ``values`` by metric, the ``sums`` of ``own_metric``, and the ``resolution`` of binned metrics: how far a
-value may be from the exact one.
-"""
 
 
 class FurtherMeasures:
@@ -70,6 +61,23 @@ class FurtherMeasures:
             found |= self._own_values(number, self.sums(entries))
         return found
 
+    def recorded(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the ``values`` and ``sums`` of one score as its line holds them, without values that are not defined.
+
+        Args:
+            number: the scored round.
+            entry: the score, as the gate accepted it.
+        """
+        values: dict[str, float] = {}
+        for metric, value in self.values(number, [entry]).items():
+            if value is not None:
+                values[metric] = round(value, 6)
+        recorded: dict[str, Any] = {"values": values}
+        sums = self.sums([entry])
+        if sums:
+            recorded["sums"] = sums
+        return recorded
+
     def sums(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return the sums of ``own_metric`` over scores; empty without such a metric."""
         total = dict.fromkeys(self.own_metric.sum_names, 0.0)
@@ -101,62 +109,10 @@ def measures_in(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Measure]:
     return found
 
 
-def recorded_values(path: Path, scored_on: str) -> dict[tuple[int, str], Mapping[str, float | None]]:
-    """Return the values in ``metrics.jsonl`` by round and domain.
-
-    Args:
-        path: the file.
-        scored_on: ``test`` or ``validation``.
-
-    Raises:
-        ConfigError: the file is missing or damaged.
-    """
-    if not path.exists():
-        raise ConfigError(f"{path} is missing, which holds the run's metrics: restore it, or take --metric accuracy")
-    found: dict[tuple[int, str], Mapping[str, float | None]] = {}
-    for line in read_lines(path):
-        if line["scored_on"] == scored_on:
-            found[int(line["round"]), str(line["domain"])] = line["values"]
-    return found
-
-
-def largest_resolution(path: Path, number: int) -> dict[str, float]:
+def resolutions_of(events: Iterable[Mapping[str, Any]], number: int) -> dict[str, float]:
     """Return how far a value of a round on test images may be from the exact one, by metric that is binned."""
     found: dict[str, float] = {}
-    for line in read_lines(path):
-        if line["scored_on"] == "test" and int(line["round"]) == number:
-            for metric, resolution in line.get("resolution", {}).items():
-                found[metric] = max(found.get(metric, 0.0), resolution)
-    return found
-
-
-def scores_by_values(
-    metric: str,
-    measure: Measure,
-    accuracies: Iterable[RoundScore],
-    values: Mapping[tuple[int, str], Mapping[str, float | None]],
-) -> list[RoundScore]:
-    """Return the scores of the same rounds by a metric that was recorded as values.
-
-    A domain in which the metric is not defined counts as missing, as :data:`common.metrics.UNDEFINED`. A round in which
-    it is defined nowhere is left out.
-
-    Args:
-        metric: the metric's name.
-        measure: its description.
-        accuracies: the scores by accuracy.
-        values: see :func:`recorded_values`.
-    """
-    found: list[RoundScore] = []
-    for score in accuracies:
-        numbers: dict[str, float] = {}
-        missing = dict(score.missing)
-        for domain in score.accuracy:
-            value = values.get((score.round, domain), {}).get(metric)
-            if value is None:
-                missing[domain] = UNDEFINED
-                continue
-            numbers[domain] = value
-        if numbers:
-            found.append(RoundScore(score.round, numbers, missing, measure.lower_is_better))
+    for entry in events:
+        if entry["event"] == "score" and entry["round"] == number:
+            found = dict(entry.get("resolution", {}))
     return found

@@ -1,74 +1,21 @@
-"""Confusion matrices, and prototypes over rounds, as a run records them; their size is bounded."""
+"""Prototypes over rounds, as a run records them; their size is bounded."""
 
 import contextlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from common.metrics import counts_fit
 from common.prototypes import PrototypeSet
-from common.storage import Bundle, Series, split_tensors, under_prefix, with_prefix, write_text
-from server.run.schema import read_lines
+from common.storage import Bundle, Series, split_tensors, under_prefix, with_prefix
 
 MAX_ROUNDS = 40
 """Prototypes of at most this many rounds are kept; a longer run keeps every second, fourth ... round."""
 
 MAX_VALUES = 2**20
 """Largest number of float32 values of one file's uploaded prototypes (4 MiB); of more, evenly spaced rows are kept."""
-
-
-class Confusions:
-    """``confusion.jsonl``: one line per round, client and scored domain, with ``count`` at ``true``, ``predicted``.
-
-    Args:
-        path: the file.
-        keep_until: lines of later rounds are dropped, since a resumed run writes them again; ``-1`` drops all.
-    """
-
-    def __init__(self, path: Path, keep_until: int = -1) -> None:
-        self.path = path
-        kept: list[str] = []
-        if keep_until >= 0 and path.exists():
-            for line in read_lines(path):
-                if line["round"] <= keep_until:
-                    kept.append(f"{json.dumps(line)}\n")
-        write_text(path, "".join(kept))
-
-    def add(self, number: int, client: str, entry: Mapping[str, Any], class_count: int) -> bool:
-        """Append the counts of a score; return ``False`` and append nothing if they contradict the score.
-
-        Args:
-            number: the round.
-            client: the client that scored.
-            entry: the device's score; ``entry["confusion"]`` holds ``[K][K]`` counts, true class first.
-            class_count: K.
-        """
-        counts: Any = entry.get("confusion")
-        if not counts_fit(counts, class_count, entry["count"], entry["correct"]):
-            return False
-        line: dict[str, Any] = {
-            "round": number,
-            "client": client,
-            "domain": entry["domain"],
-            "classes": class_count,
-            "true": [],
-            "predicted": [],
-            "count": [],
-        }
-        for true, row in enumerate(counts):
-            for predicted, count in enumerate(row):
-                if count:
-                    line["true"].append(true)
-                    line["predicted"].append(predicted)
-                    line["count"].append(count)
-        with self.path.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-        return True
 
 
 @dataclass(frozen=True)

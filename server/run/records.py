@@ -1,20 +1,30 @@
-"""What each exchange of a run came to, as rows and events of its history; and the best round by validation."""
+"""What each exchange of a run came to, as lines of its history; and the best round by validation."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common.metrics import COUNTED, MEASURES, ClassTotals, Coverage, RoundScore, best_round, counts_fit, states
+from common.metrics import (
+    COUNTED,
+    METRICS,
+    ClassTotals,
+    Coverage,
+    RoundScore,
+    best_round,
+    cells_of,
+    counts_fit,
+    states,
+)
+from common.scores import class_totals, scores_by_counts, scores_by_values
 from common.settings import RunSettings
 from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
-from server.run.history import PARTS, History, scores_by
-from server.run.measures import FurtherMeasures, scores_by_values
+from server.run.history import History
+from server.run.measures import FurtherMeasures
 from server.trackers.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
@@ -67,6 +77,8 @@ class Recorder:
         self._further = FurtherMeasures(settings, history.event)
         self._values: dict[tuple[str, str], dict[str, float | None]] = {}
         """The last further values of each domain, by ``test`` or ``validation`` and the domain."""
+        self._resolution: dict[str, float] = {}
+        """How far the last values on test images may be from the exact ones, by metric that is binned."""
         self._skipped = set(history.rounds("round skipped"))
         self._tested = Coverage(settings.test_scorers)
         self._validated = Coverage(settings.validation_scorers)
@@ -117,7 +129,7 @@ class Recorder:
             outcome: what was accepted of them.
             failures: clients without a reply, and replies that were not accepted.
         """
-        self._write_activity(message, requests, replies, outcome, failures)
+        self._write_replies(message, requests, replies, outcome, failures)
         if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
             self._write_scores(outcome, requests, failures)
         self._write_scaled(outcome)
@@ -129,9 +141,9 @@ class Recorder:
         if self.server.scoring and self.scores_new_state and not outcome.skipped:  # else the scored state is discarded
             self._write_scores(outcome, requests, failures)
 
-    # ---- activity --------------------------------------------------------------------------------------------------
+    # ---- replies ---------------------------------------------------------------------------------------------------
 
-    def _write_activity(
+    def _write_replies(
         self,
         message: Payload,
         requests: Mapping[str, Request],
@@ -139,7 +151,7 @@ class Recorder:
         outcome: Outcome,
         failures: Sequence[Failure],
     ) -> None:
-        """Append one row per client that was asked.
+        """Append one line per client that was asked.
 
         Bytes are those that Goldfinch hands to the engine and receives from it: the tensors, the request's text, and
         the error text of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
@@ -147,33 +159,31 @@ class Recorder:
         """
         message_parts, message_size = message.part_bytes(), encoded_size(message)
         arrived = {reply.client: reply for reply in replies}
-        rows: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         reasons = outcome.scaling_reasons()
         for reply in outcome.admitted:
-            row = self._reply_row(reply)
+            line = self._reply_line(reply)
             if reply.answer.trained:
                 self._steps[reply.client] = reply.answer.steps
             if reply.client in reasons:
-                row["status"] = completed_status(train=True, scaled=True)
-                row["reason"] = reasons[reply.client][:MAX_REASON]
-            rows.append(row)
+                line["status"] = completed_status(train=True, scaled=True)
+                line["reason"] = reasons[reply.client][:MAX_REASON]
+            lines.append(line)
         for failure in failures:
-            rows.append(self._failure_row(failure, arrived.get(failure.client)))
+            lines.append(self._failure_line(failure, arrived.get(failure.client)))
         sent = {failure.client: failure.sent for failure in failures}
-        for row in rows:
-            client = row["client"]
+        for line in lines:
+            client = line["client"]
             if client in requests and sent.get(client, True):  # a stranger's reply answers no request
                 request_size = len(request_text(requests[client]).encode())
-                row |= _byte_columns("down", message_parts, message_size + request_size)
-            else:
-                row |= _byte_columns("down", {}, 0)
-        self.history.add_activity(rows)
-        self.account.answered(self.run_id, rows)
+                line |= _byte_columns("down", message_parts, message_size + request_size)
+        self.history.add_replies(lines)
+        self.account.answered(self.run_id, lines)
 
-    def _reply_row(self, reply: Reply) -> dict[str, Any]:
-        """Return the row of an accepted reply, without the bytes of the message that was sent to the client."""
+    def _reply_line(self, reply: Reply) -> dict[str, Any]:
+        """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""
         answer = reply.answer
-        row: dict[str, Any] = {
+        line: dict[str, Any] = {
             "round": self.server.round,
             "exchange": self.server.exchange,
             "client": reply.client,
@@ -181,23 +191,26 @@ class Recorder:
             "status": completed_status(train=answer.trained),
             "samples": answer.samples,
             "steps": answer.steps,
-            "losses": json.dumps({name: round(value, 6) for name, value in answer.losses.items()}),
+            "losses": {name: round(value, 6) for name, value in answer.losses.items()},
             "peak_bytes": answer.peak_bytes,
-            "releases": answer.releases or "",
-            "randomness": answer.randomness,
         }
+        if answer.releases:
+            line["releases"] = answer.releases
+        if answer.randomness:
+            line["randomness"] = answer.randomness
         for phase in PHASES:
-            row[f"seconds_{phase}"] = answer.seconds.get(phase, "")
-        return row | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
+            if phase in answer.seconds:
+                line[f"seconds_{phase}"] = answer.seconds[phase]
+        return line | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
 
-    def _failure_row(self, failure: Failure, reply: Reply | None) -> dict[str, Any]:
-        """Return the row of a client without an accepted reply, without the bytes of the message sent to it.
+    def _failure_line(self, failure: Failure, reply: Reply | None) -> dict[str, Any]:
+        """Return the line of a client without an accepted reply, without the bytes of the message sent to it.
 
         Args:
             failure: what went wrong.
             reply: the client's reply if it arrived, could be read, and was refused.
         """
-        row: dict[str, Any] = {
+        line: dict[str, Any] = {
             "round": self.server.round,
             "exchange": self.server.exchange,
             "client": failure.client,
@@ -206,11 +219,11 @@ class Recorder:
             "reason": failure.reason,
         }
         if reply is not None:
-            return row | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
+            return line | _byte_columns("up", reply.payload.part_bytes(), reply.bytes_up)
         size = failure.bytes_up
         if not size and failure.status not in ("lost", "late"):
             size = len(failure.reason.encode()) + len(failure.traceback.encode())
-        return row | _byte_columns("up", {}, size)
+        return line | _byte_columns("up", {}, size)
 
     def _write_scaled(self, outcome: Outcome) -> None:
         for client, reason in outcome.scaling_reasons().items():
@@ -266,35 +279,30 @@ class Recorder:
                 self._training_loss[self.registry.domain(reply.client)] = reply.answer.losses["cross_entropy"]
             for entry in reply.answer.scores:
                 self._warn_of_collapse(scored_round, entry)
-                tested.append(self._score_row(scored_round, reply, "test", entry))
-                self.history.confusions.add(scored_round, reply.client, entry, self.server.class_count)
+                tested.append(self._score_line(scored_round, reply, "test", entry))
             if reply.answer.validation is not None:
-                validated.append(self._score_row(scored_round, reply, "validation", reply.answer.validation))
-                if self.history.validation_confusions is not None:
-                    self.history.validation_confusions.add(
-                        scored_round, reply.client, reply.answer.validation, self.server.class_count
-                    )
+                validated.append(self._score_line(scored_round, reply, "validation", reply.answer.validation))
         self.history.add_scores([*tested, *validated])
-        self._write_values(scored_round, outcome)
+        self._compute_values(scored_round, outcome)
         if self.settings.rounds.test:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
-            self._score_event("score", self._tested.score(scored_round, _entries(tested)))
-            self._last_counts = self._tell_metrics(scored_round, outcome)
+            self._score_event("score", self._tested.score(scored_round, _entries(tested)), **self._recorded("test"))
+            self._last_counts = self._tell_metrics(scored_round, tested)
         if validated:
-            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), outcome)
+            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), validated)
             if score is None:
                 return
             self._validation.append(score)
             metric = self.settings.rounds.metric
             named = {"metric": metric} if metric != "accuracy" else {}
-            self._score_event("validation", score, **named)
+            self._score_event("validation", score, **named, **self._recorded("validation"))
             if self._best() is score:
                 self.federation.best = scored_round
 
-    def _write_values(self, scored_round: int, outcome: Outcome) -> None:
-        """Write the values of ``rounds.scores`` and ``own_metric``, of all clients that scored a domain together."""
-        self._values = {}
+    def _compute_values(self, scored_round: int, outcome: Outcome) -> None:
+        """Compute the values of ``rounds.scores`` and ``own_metric``, of all clients that scored a domain together."""
+        self._values, self._resolution = {}, {}
         if not self._further.measures:
             return
         by_domain: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -304,80 +312,73 @@ class Recorder:
             if reply.answer.validation is not None:
                 key = "validation", reply.answer.validation["domain"]
                 by_domain.setdefault(key, []).append(reply.answer.validation)
-        lines: list[dict[str, Any]] = []
         for (scored_on, domain), entries in sorted(by_domain.items()):
-            values = self._further.values(scored_round, entries)
-            self._values[scored_on, domain] = values
-            line = {"round": scored_round, "domain": domain, "scored_on": scored_on, "values": values}
-            sums = self._further.sums(entries)
-            if sums:
-                line["sums"] = {name: value for name, value in sums.items() if math.isfinite(value)}
-            resolution = self._further.resolution(entries)
-            if resolution:
-                line["resolution"] = resolution
-            lines.append(line)
-        self.history.add_measures(lines)
+            self._values[scored_on, domain] = self._further.values(scored_round, entries)
+            if scored_on == "test":
+                for metric, resolution in self._further.resolution(entries).items():
+                    self._resolution[metric] = max(self._resolution.get(metric, 0.0), resolution)
 
-    def _by_metric(self, validation: RoundScore, outcome: Outcome) -> RoundScore | None:
+    def _recorded(self, scored_on: str) -> dict[str, Any]:
+        """Return the values of ``rounds.scores`` and ``own_metric`` as an event holds them; empty without such.
+
+        A reader could not compute those of ``own_metric``: it imports no class of a user's.
+
+        Args:
+            scored_on: ``test`` or ``validation``.
+        """
+        values: dict[str, dict[str, float | None]] = {}
+        for (kind, domain), found in self._values.items():
+            if kind == scored_on:
+                for metric, value in found.items():
+                    values.setdefault(metric, {})[domain] = value
+        recorded: dict[str, Any] = {}
+        if values:
+            recorded["values"] = values
+        if scored_on == "test" and self._resolution:
+            recorded["resolution"] = self._resolution
+        return recorded
+
+    def _by_metric(self, validation: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore | None:
         """Return the score on validation samples by ``rounds.metric``; ``None`` if it is defined in no domain."""
         metric = self.settings.rounds.metric
         if metric == "accuracy":
             return validation
-        if metric not in MEASURES:
-            values: dict[tuple[int, str], Mapping[str, float | None]] = {}
-            for (scored_on, domain), found in self._values.items():
-                if scored_on == "validation":
-                    values[validation.round, domain] = found
-            scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
-            return scores[0] if scores else None
-        totals: dict[tuple[int, str], ClassTotals] = {}
-        for reply in outcome.admitted:
-            entry = reply.answer.validation
-            if entry is not None:
-                key = validation.round, entry["domain"]
-                totals.setdefault(key, ClassTotals.empty(self.server.class_count)).add_all(entry["confusion"])
-        (score,) = scores_by(metric, [validation], totals)
-        return score
+        if metric in METRICS:
+            (score,) = scores_by_counts(metric, [validation], class_totals(lines))
+            return score
+        values: dict[tuple[int, str], Mapping[str, float | None]] = {}
+        for (scored_on, domain), found in self._values.items():
+            if scored_on == "validation":
+                values[validation.round, domain] = found
+        scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
+        return scores[0] if scores else None
 
-    def _tell_metrics(self, scored_round: int, outcome: Outcome) -> dict[str, ClassTotals]:
+    def _tell_metrics(self, scored_round: int, lines: Sequence[Mapping[str, Any]]) -> dict[str, ClassTotals]:
         """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it.
 
         Returns:
             Those counts by domain, without the domains of which a client sent none.
         """
         totals: dict[str, ClassTotals] = {}
-        uncounted: set[str] = set()
-        for reply in outcome.admitted:
-            for entry in reply.answer.scores:
-                if not self._has_counts(entry):
-                    uncounted.add(entry["domain"])
-                    continue
-                found = totals.setdefault(entry["domain"], ClassTotals.empty(self.server.class_count))
-                found.add_all(entry["confusion"])
+        for (_, domain), counts in class_totals(lines).items():
+            totals[domain] = counts
         metrics: dict[str, dict[str, float]] = {}
         for metric in COUNTED:
             metrics[metric] = {}
-            for domain in sorted(totals.keys() - uncounted):
+            for domain in sorted(totals):
                 metrics[metric][domain] = totals[domain].metric(metric)
         for (scored_on, domain), values in self._values.items():
             for name, value in values.items():
                 if scored_on == "test" and value is not None:
                     metrics.setdefault(name, {})[domain] = value
         self.history.tell_metrics(scored_round, metrics)
-        return {domain: counts for domain, counts in totals.items() if domain not in uncounted}
+        return totals
 
     def _has_counts(self, entry: Mapping[str, Any]) -> bool:
         return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
 
-    def _score_row(self, number: int, reply: Reply, scored_on: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        metrics: dict[str, float] = {}
-        if self._has_counts(entry):
-            totals = ClassTotals.of(entry["confusion"])
-            metrics = {metric: round(totals.metric(metric), 4) for metric in COUNTED}
-        for metric, value in self._further.values(number, [entry]).items():
-            if value is not None:
-                metrics[metric] = round(value, 6)
-        return metrics | {
+    def _score_line(self, number: int, reply: Reply, scored_on: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        line: dict[str, Any] = {
             "round": number,
             "client": reply.client,
             "client_domain": self.registry.domain(reply.client),
@@ -385,9 +386,13 @@ class Recorder:
             "scored_on": scored_on,
             "count": entry["count"],
             "correct": entry["correct"],
-            "accuracy": round(100.0 * entry["correct"] / max(1, entry["count"]), 4),
             "loss": round(entry["loss"], 6),
         }
+        if self._has_counts(entry):
+            line["confusion"] = cells_of(entry["confusion"])
+        if self._further.measures:
+            line |= self._further.recorded(number, entry)
+        return line
 
     def _warn_of_collapse(self, scored_round: int, entry: Mapping[str, Any]) -> None:
         """Report once for a domain that training fits its images and evaluation assigns nearly all to one class.
@@ -554,17 +559,20 @@ def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
 
 
 def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """Return the byte columns of ``activity.csv`` for one direction.
+    """Return the bytes of a line of ``replies.jsonl`` for one direction.
 
     Args:
         direction: ``down`` or ``up``.
         parts: bytes of the message's tensors by part.
         total: bytes of the whole message; what no part accounts for is its header.
     """
+    if not total:
+        return {}
     columns = {f"bytes_{direction}": total}
     header = total
-    for part in PARTS:
-        columns[f"bytes_{direction}_{part}"] = parts.get(part, 0)
-        header -= parts.get(part, 0)
+    for part, size in parts.items():
+        if size:
+            columns[f"bytes_{direction}_{part}"] = size
+            header -= size
     columns[f"bytes_{direction}_header"] = header
     return columns

@@ -19,8 +19,8 @@ from common.text import shell_line
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration, printable
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.history import History
-from server.run.schema import read_lines
+from server.run.history import History, append_lines, check_version
+from server.run.schema import EVENTS, read_lines
 from server.trackers.events import Listener
 
 MAX_NAMED = 5
@@ -95,15 +95,13 @@ def open_run(
 
 def record_interruption(folder: Path, reason: str) -> None:
     """Append the event of a part that ends at once, as while its other thread waits for a SuperLink that is silent."""
-    entry = {"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}
-    with (folder / "events.jsonl").open("a") as stream:
-        stream.write(json.dumps(entry) + "\n")
+    append_lines(folder / EVENTS, [{"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}])
 
 
 def _was_killed(folder: Path) -> bool:
     """Return whether the last part of a run left no word of how it ended."""
     last = ""
-    for entry in read_lines(folder / "events.jsonl"):
+    for entry in read_lines(folder / EVENTS):
         last = entry["event"]
     return last not in ENDINGS
 
@@ -121,6 +119,7 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
         The newest checkpoint in the run's folder; ``None`` if there is none, or if the run is not to be resumed.
 
     Raises:
+        ConfigError: an earlier release wrote the run's records.
         CheckpointError: no checkpoint can be read; an earlier release wrote it; a setting contradicts the rounds that
             are done; or ``train.rounds`` is less than they are, or differs although the run follows a schedule over all
             rounds.
@@ -131,6 +130,7 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
+    check_version(settings.output_folder)
     if checkpoint.counted is None:
         raise CheckpointError(
             f"the checkpoint in {settings.output_folder} was written by an earlier release and does not say which of "
@@ -233,16 +233,15 @@ def _shown(value: Any) -> str:
 
 
 def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[int, int] | None = None) -> History:
-    """Return the run's files; ``until`` are the last rounds with activity and with scores of a resumed run."""
-    keep_until, scores_until = until or (-1, -1)
+    """Return the run's files; ``until`` are the last rounds with replies and with scores of a resumed run."""
+    last, last_scored = until or (-1, -1)
     return History(
         settings.output_folder,
-        keep_until,
-        scores_until,
+        last,
+        last_scored,
         listeners,
         at_once=until is None,
-        scorers=settings.test_scorers,
-        validators=settings.validation_scorers,
+        scorers={"test": settings.test_scorers, "validation": settings.validation_scorers},
         metric=settings.rounds.metric,
         measures=settings.further_measures,
     )
@@ -286,7 +285,7 @@ class ResumeCheck:
     def of(cls, folder: Path, *, anyway: bool) -> ResumeCheck:
         """Return the check for the run in ``folder``, from its event log."""
         registrations: dict[str, Mapping[str, Any]] = {}
-        for entry in read_lines(folder / "events.jsonl"):
+        for entry in read_lines(folder / EVENTS):
             if entry["event"] == "registered":
                 registrations[entry.get("client", "")] = entry
         return cls(registrations, anyway)

@@ -26,6 +26,7 @@ from server.run.engine import ENOUGH, Engine, Failure
 from server.run.measures import described
 from server.run.records import Recorder
 from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, best_of, open_run, take_over
+from server.run.schema import REPLIES
 from server.run.signals import Terminated
 from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
@@ -79,7 +80,7 @@ class RoundLoop:
             self.registry.key = _secret_key(settings)
         folder = settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", settings.rounds.checkpoints)
-        self.best_checkpoint = Checkpoints(folder / BEST)
+        self.best_checkpoint = Checkpoints(folder / "checkpoint", kind=BEST)
         self.run_id = uuid.uuid4().hex[:12]
         self.state: GlobalState
         self.trained = False
@@ -274,7 +275,7 @@ class RoundLoop:
         kept = "fix it, then run again"
         if self.trained:
             kept = f"the state of round {number} is kept: resume=true goes on"
-        return f"{self.history.commonest_trouble()}; all reasons are in {self.history.folder / 'activity.csv'}; {kept}"
+        return f"{self.history.commonest_trouble()}; all reasons are in {self.history.folder / REPLIES}; {kept}"
 
     def seconds(self) -> float:
         """Wall seconds of this process, plus those in the checkpoint that the run was resumed from."""

@@ -1,24 +1,21 @@
 """The lines of a run's files, read and checked: a folder may come from elsewhere, and somebody may have edited it."""
 
 import contextlib
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, Json, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from common.errors import ConfigError
 from common.regular_files import check_regular
-from common.wire.messages import LEFT_OUT, MAX_CLASSES, SCALED, ClassCounts, Integer, Number, Text, printable
+from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text, printable
 
-Whole = Annotated[Integer, BeforeValidator(int)]
-"""In a CSV, where everything is text."""
-Real = Annotated[Number, BeforeValidator(float), Field(allow_inf_nan=False)]
-Maybe = Real | Literal[""]
+SCORES, REPLIES, EVENTS = "scores.jsonl", "replies.jsonl", "events.jsonl"
+"""The three files of a run that grow with it."""
+
 Finite = Annotated[Number, Field(allow_inf_nan=False)]
 
 Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
@@ -28,53 +25,53 @@ Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""
 
 
-class ScoreRow(TypedDict):
-    """A row of ``history.csv``."""
-
-    round: Whole
-    client: Text
-    domain: Text
-    scored_on: Literal["test", "validation"]
-    count: Annotated[Whole, Field(gt=0)]
-    correct: Whole
-    loss: Real
-
-
-class ActivityRow(TypedDict):
-    """A row of ``activity.csv``; what a failed client did not report is empty."""
-
-    round: Whole
-    client: Text
-    domain: Text
-    status: Text
-    samples: Maybe
-    losses: Json[dict[str, Finite]] | Literal[""]
-    seconds_train: Maybe
-    bytes_down: Maybe
-    bytes_up: Maybe
-    peak_bytes: Maybe
-
-
 class Confusion(TypedDict):
-    """A line of ``confusion.jsonl``."""
+    """Confusion counts of a score, see :func:`common.metrics.cells_of`."""
 
-    round: Integer
-    domain: Text
     classes: Annotated[int, Field(gt=0, le=MAX_CLASSES)]
     true: list[Class]
     predicted: list[Class]
     count: list[Integer]
 
 
-class MeasuresLine(TypedDict):
-    """A line of ``metrics.jsonl``."""
+class ScoreLine(TypedDict):
+    """A line of ``scores.jsonl``.
+
+    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone. An earlier version's line that
+    was converted has the values of confusion counts instead of the counts.
+    """
 
     round: Integer
+    client: Text
     domain: Text
     scored_on: Literal["test", "validation"]
-    values: dict[Text, Finite | None]
+    count: Annotated[int, Field(gt=0, lt=2**63)]
+    correct: Integer
+    loss: Finite
+    confusion: NotRequired[Confusion]
+    values: NotRequired[dict[Text, Finite]]
     sums: NotRequired[dict[Text, Finite]]
-    resolution: NotRequired[dict[Text, Finite]]
+
+
+class ReplyLine(TypedDict):
+    """A line of ``replies.jsonl``; what is empty or 0 is left out."""
+
+    round: Integer
+    exchange: Text
+    client: Text
+    domain: Text
+    status: Text
+    reason: NotRequired[str]
+    samples: NotRequired[Integer]
+    steps: NotRequired[Integer]
+    losses: NotRequired[dict[Text, Finite]]
+    seconds_load: NotRequired[Finite]
+    seconds_score: NotRequired[Finite]
+    seconds_train: NotRequired[Finite]
+    seconds_save: NotRequired[Finite]
+    bytes_down: NotRequired[Integer]
+    bytes_up: NotRequired[Integer]
+    peak_bytes: NotRequired[Integer]
 
 
 class MeasureShape(TypedDict):
@@ -114,6 +111,8 @@ class Event(TypedDict):
     metric: NotRequired[Text]
     measures: NotRequired[dict[Text, MeasureShape]]
     missing: NotRequired[Missing]
+    values: NotRequired[dict[Text, dict[Text, Finite | None]]]
+    resolution: NotRequired[dict[Text, Finite]]
     test: NotRequired[dict[str, Integer]]
     validation: NotRequired[dict[str, Integer]]
     unseen: NotRequired[list[str]]
@@ -197,6 +196,7 @@ class Summary(TypedDict):
     joined_batches: NotRequired[list[Text]]
     scored: Text
     scores: dict[str, Scores]
+    images: NotRequired[dict[Text, Integer]]
     missing: NotRequired[Missing]
     partial: NotRequired[bool]
     unseen: NotRequired[list[str]]
@@ -214,19 +214,13 @@ class Summary(TypedDict):
     versions: NotRequired[dict[str, str]]
 
 
-EARLIER_SCALED = "clipped"
-"""How older versions recorded updates that were scaled, and those that were left out; the reason tells which."""
-
 MAX_RECORD = 4 * 2**30
 """Largest file of a run's record that is read, bytes."""
 
 SHAPES: dict[str, TypeAdapter[Any]] = {
-    "history.csv": TypeAdapter(list[ScoreRow]),
-    "activity.csv": TypeAdapter(list[ActivityRow]),
-    "confusion.jsonl": TypeAdapter(list[Confusion]),
-    "validation_confusion.jsonl": TypeAdapter(list[Confusion]),
-    "metrics.jsonl": TypeAdapter(list[MeasuresLine]),
-    "events.jsonl": TypeAdapter(list[Event]),
+    SCORES: TypeAdapter(list[ScoreLine]),
+    REPLIES: TypeAdapter(list[ReplyLine]),
+    EVENTS: TypeAdapter(list[Event]),
     "summary.json": TypeAdapter(list[Summary]),
 }
 """Of the entries of each file, by its name."""
@@ -268,7 +262,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         check_regular(path, MAX_RECORD)
         yield
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
@@ -281,20 +275,30 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     if path.name not in SHAPES:
         return
     try:
-        SHAPES[path.name].validate_python(lines, strict=path.suffix != ".csv")
+        SHAPES[path.name].validate_python(lines, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         place, *key = found["loc"]
         shown = printable(repr(found["input"]))[:100]
         raise _odd(path, int(place), f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}") from error
-    if path.name in ("confusion.jsonl", "validation_confusion.jsonl"):
-        for number, line in enumerate(lines):
-            if not len(line["true"]) == len(line["predicted"]) == len(line["count"]):
-                raise _odd(path, number, "true, predicted and count: are not of one length")
-            if line["classes"] != lines[0]["classes"]:
-                raise _odd(path, number, "classes: is another number than in the first entry")
-            if max([*line["true"], *line["predicted"]], default=0) >= line["classes"]:
-                raise _odd(path, number, "true, predicted: hold a class that is not below classes")
+    if path.name == SCORES:
+        _check_confusions(path, lines)
+
+
+def _check_confusions(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """See that confusion counts have columns of one length, classes below their number, and one number of classes."""
+    known = 0
+    for number, line in enumerate(lines):
+        if "confusion" not in line:
+            continue
+        cells = line["confusion"]
+        known = known or cells["classes"]
+        if not len(cells["true"]) == len(cells["predicted"]) == len(cells["count"]):
+            raise _odd(path, number, "true, predicted and count: are not of one length")
+        if cells["classes"] != known:
+            raise _odd(path, number, "classes: is another number than in the first entry")
+        if max([*cells["true"], *cells["predicted"]], default=0) >= cells["classes"]:
+            raise _odd(path, number, "true, predicted: hold a class that is not below classes")
 
 
 def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
@@ -317,55 +321,28 @@ def _odd(path: Path, number: int, told: str) -> ConfigError:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``events.jsonl`` or ``confusion.jsonl``; one that a crash cut short is left out.
+    """Return the lines of one of a run's three files; one that a crash cut short is left out.
 
     Raises:
         ConfigError: a line is not as a run writes it.
     """
-    with reading(path), path.open() as stream:
-        found = [_renamed(entry) for line in stream if (entry := _entry(line))]
+    with reading(path):
+        found = list(stream_lines(path))
     check_lines(path, found)
     return found
 
 
-def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV that ends with a complete line, one at a time; none if there is no file."""
-    if path.exists():
-        with path.open(newline="") as stream:
-            yield from map(_renamed, csv.DictReader(stream))
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV that a run writes; a last line that a crash cut short is left out.
-
-    Raises:
-        ConfigError: a row is not as a run writes it.
-    """
-    if not path.exists():
-        return []
-    with reading(path):
-        text = path.read_text()
-        complete = text[: text.rfind("\n") + 1]
-        rows = [_renamed(dict(row)) for row in csv.DictReader(io.StringIO(complete)) if None not in row.values()]
-    check_lines(path, rows)
-    return rows
-
-
-def _renamed(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of ``activity.csv``, or an event, of an older version with the status's present name."""
-    reason = str(entry.get("reason"))
-    status = SCALED
-    if reason.startswith(f"{LEFT_OUT}:") or f"; {LEFT_OUT}:" in reason:
-        status = LEFT_OUT
-    if entry.get("status") == EARLIER_SCALED:
-        return {**entry, "status": status}
-    if entry.get("event") == f"client {EARLIER_SCALED}":
-        return {**entry, "event": f"client {status}"}
-    return entry
+def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Return the lines of one of a run's three files one at a time, unchecked, without those that a crash cut short."""
+    with path.open() as stream:
+        for line in stream:
+            entry = _entry(line)
+            if entry:
+                yield entry
 
 
 def _entry(line: str) -> dict[str, Any]:
-    """The event in ``line``; empty if a crash cut the line short."""
+    """Return the entry in ``line``; empty if a crash cut the line short."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

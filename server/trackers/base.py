@@ -21,7 +21,7 @@ class Tracker(Protocol):
     """A listener that is closed when the run ends, also if the run fails."""
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Receive an event, or the rows of ``scores`` and ``activity``."""
+        """Receive an event, or the rows of ``scores`` and ``replies``."""
 
     def close(self) -> None:
         """Write what is pending and release what the tracker holds."""

@@ -59,7 +59,7 @@ COUNTS_LESS_SETTINGS = "rounds.largest_client, rounds.largest_share"
 
 FIRST_SCALED = (
     "round {round}: longer than the bound, scaled: {updates}, such as {client}. This is usual where domains differ "
-    "(rounds.outliers=clip); activity.csv lists all, and the last line counts them"
+    "(rounds.outliers=clip); replies.jsonl lists all, and the last line counts them"
 )
 """The line of the first round in which updates were scaled."""
 

@@ -49,7 +49,7 @@ WIDE, WIDEST = 60, 66
 """Columns from which the live view also has the time gone and the best score, and from which it has all bytes."""
 
 NOT_NOTED = (
-    *("start", "score", "validation", "finish", "stopped", "scores", "activity", "metrics"),
+    *("start", "score", "validation", "finish", "stopped", "scores", "replies", "metrics"),
     *(SCALED_EVENT, COUNTS_LESS_EVENT),
 )
 """Events that the view shows elsewhere; the line of every other event is a note at the end."""

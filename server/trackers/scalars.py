@@ -23,14 +23,14 @@ class Scalar(NamedTuple):
 
 
 def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
-    """Return the numbers of an event, or of the rows of ``scores`` and ``activity``; empty for all other events.
+    """Return the numbers of an event, or of the rows of ``scores`` and ``replies``; empty for all other events.
 
     - ``scores``: ``accuracy/<domain>/<client>`` in per cent and ``test_loss/<domain>/<client>`` of every row; where
       confusion counts are recorded, also ``balanced_accuracy/...``, ``macro_f1/...`` and ``worst_class/...``;
       likewise each metric of ``rounds.scores`` and ``own_metric``.
     - ``metrics``: ``summary/<metric>/<domain>`` of the same three in per cent, and of those of ``rounds.scores`` and
       ``own_metric`` in their units, over all clients that scored the domain.
-    - ``activity``: ``train_loss/<term>/<client>``, ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every
+    - ``replies``: ``train_loss/<term>/<client>``, ``seconds/<phase>/<client>`` and ``bytes/<way>/<client>`` of every
       row.
     - ``score``: ``summary/accuracy/<domain>``, ``summary/average``, ``summary/worst`` and ``summary/missing_domains``,
       the number of domains without a score. If a domain is missing, average and worst are logged as
@@ -45,8 +45,8 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
     """
     if name == "scores":
         return _scores(entry["rows"], (*METRICS, *entry.get("measures", ())))
-    if name == "activity":
-        return _activity(entry["rows"])
+    if name == "replies":
+        return _replies(entry["rows"])
     if name == "metrics":
         return _metrics(entry)
     if name == "score":
@@ -70,7 +70,7 @@ def _scores(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[S
         number = int(row["round"])
         place = f"{row['domain']}/{row['client']}"
         for metric in metrics:
-            if row.get(metric, "") != "":  # empty without confusion counts, or where it is not defined
+            if row.get(metric) is not None:  # none without confusion counts, or where it is not defined
                 found.append(Scalar(f"{metric}/{place}", number, float(row[metric])))
         found.append(Scalar(f"test_loss/{place}", number, float(row["loss"])))
     return found
@@ -84,8 +84,8 @@ def _metrics(entry: Mapping[str, Any]) -> list[Scalar]:
     return found
 
 
-def _activity(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
-    """Return the losses, seconds and bytes of activity rows; columns without a value are left out."""
+def _replies(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
+    """Return the losses, seconds and bytes of rows of replies; columns without a value are left out."""
     found = []
     for row in rows:
         number = int(row["round"])

@@ -40,7 +40,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a pipe": lambda path: os.mkfifo(path),
 }
 REPLACED = ("missing", "a folder", "a pipe")
-FILES = ("config.yaml", "summary.json", "history.csv", "activity.csv", "events.jsonl", "code.json", "checkpoint")
+FILES = ("config.yaml", "summary.json", "scores.jsonl", "replies.jsonl", "events.jsonl", "code.json", "checkpoint")
 COMMANDS = {
     "table": ["table", "RUN"],
     "report": ["report", "RUN"],

@@ -235,9 +235,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join(['*' + old] * 8)}]\n" for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
 )
 EVENT = '{"event": "%s", "time": 1, %s}\n'
-SCORES = "round,client,client_domain,domain,scored_on,count,correct,accuracy,loss\n"
-ACTIVITY = "round,client,domain,status,samples,losses,seconds_train,bytes_down,bytes_up,peak_bytes\n"
-MATRIX = '{"round": 1, "domain": "a", "classes": %d, "true": [%s], "predicted": [%s], "count": []}\n'
+SCORE = '{"round": 1, "client": "a", "domain": "a", "scored_on": "test", "count": 8, "correct": 4, "loss": 1.0}\n'
+REPLY = '{"round": 1, "exchange": "train", "client": "a", "domain": "a", "status": "trained", "losses": %s}\n'
+CELLS = '"confusion": {"classes": %d, "true": [%s], "predicted": [%s], "count": []}'
+MATRIX = SCORE.replace('"loss": 1.0', f'"loss": 1.0, {CELLS}')
 
 ODD = {
     "aliases": ("config.yaml", BOMB),
@@ -254,17 +255,17 @@ ODD = {
     "a score without accuracy": ("events.jsonl", EVENT % ("score", '"round": 1')),
     "a score of NaN": ("events.jsonl", EVENT % ("score", '"round": 1, "accuracy": {"a": NaN}')),
     "a client's trouble without a client": ("events.jsonl", EVENT % ("client lost", '"round": 1')),
-    "other columns": ("history.csv", "a,b\n1,2\n"),
-    "a score of words": ("history.csv", SCORES + "1,a,a,a,test,8,x,1,1\n"),
-    "a loss of NaN": ("history.csv", SCORES + "1,a,a,a,test,8,4,50,nan\n"),
-    "a count of nothing": ("history.csv", SCORES + "1,a,a,a,test,0,0,0,1\n"),
-    "a colour": ("history.csv", SCORES + "1,a,a,\x1b[31m,test,8,4,50,1\n"),
-    "not text": ("history.csv", SCORES + "\udcff\n"),
-    "a row too long": ("history.csv", SCORES + "1,a,a,a,test,8,4,50,1,9,9\nx\n2,a,a,a,test,8,?,50,1\n"),
-    "losses of words": ("activity.csv", ACTIVITY + "1,a,a,trained,8,[,1,1,1,1\n"),
-    "a cell out of the matrix": ("confusion.jsonl", MATRIX % (10, "10001", "1")),
-    "columns of different lengths": ("confusion.jsonl", MATRIX % (10, "1", "1")),
-    "a matrix of a million classes": ("confusion.jsonl", MATRIX % (10**6, "", "")),
+    "other keys": ("scores.jsonl", '{"a": 1}\n'),
+    "a score of words": ("scores.jsonl", SCORE.replace("4", '"x"')),
+    "a loss of NaN": ("scores.jsonl", SCORE.replace("1.0", "NaN")),
+    "a count of nothing": ("scores.jsonl", SCORE.replace("8", "0")),
+    "a colour": ("scores.jsonl", SCORE.replace('"domain": "a"', '"domain": "\\u001b[31m"')),
+    "not text": ("scores.jsonl", SCORE + "\udcff\n"),
+    "losses of words": ("replies.jsonl", REPLY % '"["'),
+    "a loss beyond all numbers": ("replies.jsonl", REPLY % '{"cross_entropy": 1e999}'),
+    "a cell out of the matrix": ("scores.jsonl", MATRIX % (10, "10001", "1")),
+    "columns of different lengths": ("scores.jsonl", MATRIX % (10, "1", "1")),
+    "a matrix of a million classes": ("scores.jsonl", MATRIX % (10**6, "", "")),
 }
 
 

@@ -139,7 +139,7 @@ def test_a_reply_that_is_refused_leaves_nothing(method: str, exchange: str, unas
 
     settings = settings_of(method, tmp_path)
     done = run(settings, TouchedEngine(settings, edit=edit))
-    assert [row["round"] for row in done.rows("activity.csv") if row["status"] == "refused"] == ["2", "3"]
+    assert [row["round"] for row in done.replies() if row["status"] == "refused"] == ["2", "3"]
     assert outcome(done, method) == unasked(method, places)
 
 
@@ -174,7 +174,7 @@ def test_the_best_round_s_own_state_is_the_one_that_counted(tmp_path: Path) -> N
     settings = settings_of("fedrep", tmp_path, rounds=8, overrides=validating)
     done = run(settings, TouchedEngine(settings, edit=flattering, lost=at([(2, "train")])))
     assert done.summary["validation"]["round"] == 2
-    best = Checkpoints(tmp_path / "best").load()
+    best = Checkpoints(tmp_path / "checkpoint", kind="best").load()
     assert best is not None
     assert best.counted is not None
     assert {client: named["round"] for client, named in best.counted.items()} == {
@@ -192,7 +192,7 @@ def test_a_late_reply_leaves_nothing(tmp_path: Path) -> None:
     more = {"participation": 0.5, "oversample": 2.0, "evaluate_every": 8}  # who scores is waited for
     settings = toy_settings("scaffold", tmp_path, train={"rounds": 8, "local_steps": 2}, rounds=more)
     done = run(settings, TouchedEngine(settings))
-    assert any(row["status"] == "late" for row in done.rows("activity.csv"))
+    assert any(row["status"] == "late" for row in done.replies())
     assert drift(tmp_path, "extra/control/", "local/control/") <= 1e-6
 
 
@@ -245,7 +245,7 @@ def test_a_device_without_the_version_that_counted_says_so(tmp_path: Path) -> No
     store = ClientStore(folders[CLIENT])
     store.path(store.versions()[-1]).unlink()
     done = run(settings_of("fedrep", tmp_path, resume=True))
-    mine = [row for row in done.rows("activity.csv") if row["client"] == CLIENT and int(row["round"]) > 2]
+    mine = [row for row in done.replies() if row["client"] == CLIENT and int(row["round"]) > 2]
     assert {row["status"] for row in mine} == {"failed"}
     assert all("that the server counted last is not there" in row["reason"] for row in mine)
 
@@ -256,7 +256,7 @@ def test_a_device_that_lost_its_disk_starts_without_a_state_and_the_record_says_
         path.unlink()
     settings = settings_of("fedrep", tmp_path, resume=True)
     done = run(settings, TouchedEngine(settings, lost=at([(3, "train")])))
-    mine = [row["status"] for row in done.rows("activity.csv") if row["client"] == CLIENT]
+    mine = [row["status"] for row in done.replies() if row["client"] == CLIENT]
     assert mine == ["trained", "trained", "lost", "trained", "scored"]
     told = [entry for name, entry in done.events if name == "client state lost"]
     assert [(entry["client"], entry["round"]) for entry in told] == [(CLIENT, 4)]

@@ -79,7 +79,7 @@ def assert_finite(done: Run) -> None:
 
 
 def scores(done: Run) -> list[dict[str, str]]:
-    return done.rows("history.csv")
+    return done.history()
 
 
 @pytest.mark.each_kind
@@ -98,10 +98,10 @@ def test_three_rounds_leave_what_a_run_leaves(method: str, baseline: Baseline) -
     assert done.summary["method"] == method
     assert done.sha256 == last_state(done).sha256()
     assert_finite(done)
-    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
+    trained = [row for row in done.replies() if row["status"] in ("trained", "scaled")]
     exchanges = composed(f"method={method}", "engine=inline", "train.device=cpu").method.exchanges
     assert [row["exchange"] for row in trained if row["client"] == SPOILED] == list(exchanges) * ROUNDS
-    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scaled", "scored")]
+    assert not [row for row in done.replies() if row["status"] not in ("trained", "scaled", "scored")]
 
 
 @every_method
@@ -168,7 +168,7 @@ def test_it_learns(method: str, tmp_path: Path) -> None:
 @every_method
 def test_recorded_bytes_are_the_encoded_bytes(method: str, baseline: Baseline) -> None:
     done = baseline(method)
-    rows = {(row["round"], row["exchange"], row["client"]): row for row in done.rows("activity.csv")}
+    rows = {(row["round"], row["exchange"], row["client"]): row for row in done.replies()}
     assert len(rows) == len(done.messages)
     for item in done.messages:
         assert item.reply is not None
@@ -261,11 +261,9 @@ def test_a_crashed_run_is_resumed_bit_for_bit(
     assert scores(resumed) == scores(whole)
     timeless = [
         {key: value for key, value in row.items() if not key.startswith(("seconds", "peak", "bytes_up", "bytes_down"))}
-        for row in whole.rows("activity.csv")
+        for row in whole.replies()
     ]
-    assert timeless == [
-        {key: value for key, value in row.items() if key in timeless[0]} for row in resumed.rows("activity.csv")
-    ]
+    assert timeless == [{key: value for key, value in row.items() if key in timeless[0]} for row in resumed.replies()]
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------------
@@ -287,7 +285,7 @@ def test_a_client_drops_out_and_comes_back(method: str, tmp_path: Path) -> None:
     )
     done = run(settings, engine)
     assert_finite(done)
-    rows = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
+    rows = [row for row in done.replies() if row["client"] == SPOILED]
     assert [row["reason"] for row in rows if row["status"] == "failed"] == ["BrokenError: the camera fell off"]
     assert {row["round"] for row in rows if row["status"] in ("trained", "scaled")} == {"1", "3"}
     assert sum(name == "round done" for name, _ in done.events) == ROUNDS
@@ -302,7 +300,7 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     settings = three_rounds(method, tmp_path, train={"local_steps": 2}, rounds={"participation": 0.5})
     done = run(settings)
     per_round = len(settings.method.exchanges)
-    taken = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
+    taken = [row for row in done.replies() if row["status"] in ("trained", "scaled")]
     rounds = {client: {int(row["round"]) for row in taken if row["client"] == client} for client in _clients(taken)}
     assert any(len(numbers) < ROUNDS for numbers in rounds.values())
     folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
@@ -342,7 +340,7 @@ def test_hostile_answers_are_refused_and_named(method: str, tmp_path: Path) -> N
     done = run(settings, TouchedEngine(settings, edit=edit))
     assert_finite(done)
     assert sum(name == "round done" for name, _ in done.events) == number
-    rows = done.rows("activity.csv")
+    rows = done.replies()
     wrong = []
     for place, attack in attacks.items():
         mine = [row for row in rows if (int(row["round"]), row["client"]) == place]
@@ -379,7 +377,7 @@ def test_replays_are_refused_and_giants_scaled_and_named(method: str, tmp_path: 
 
     done = run(settings, TouchedEngine(settings, edit=edit))
     assert_finite(done)
-    mine = [row for row in done.rows("activity.csv") if row["client"] == SPOILED]
+    mine = [row for row in done.replies() if row["client"] == SPOILED]
     refused = {row["round"]: row["reason"] for row in mine if row["status"] == "refused"}
     assert set(refused) == {"2"}
     assert "stale, replayed" in refused["2"]
@@ -406,6 +404,6 @@ def test_the_geometric_median_bears_a_hostile_client(method: str, tmp_path: Path
         return (scaled(payload, 1e5) or payload) if request.client == SPOILED and request.train else payload
 
     done = run(settings, TouchedEngine(settings, edit=edit))
-    assert not [row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"]
+    assert not [row["reason"] for row in done.replies() if row["status"] == "refused"]
     for name, tensor in last_state(done).tensors().items():
         assert float(tensor.double().abs().max() if tensor.numel() else 0.0) < 1e3 or name == "extra/images", name

@@ -273,7 +273,7 @@ def not_finite(round_number: int) -> Callable[..., Payload]:
 
 
 def refusals(done: Run) -> list[tuple[str, str, str]]:
-    return [(r["round"], r["client"], r["reason"]) for r in done.rows("activity.csv") if r["status"] == "refused"]
+    return [(r["round"], r["client"], r["reason"]) for r in done.replies() if r["status"] == "refused"]
 
 
 def test_the_round_goes_on_without_it_as_if_it_had_never_answered(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_with_the_bound_it_is_scaled_and_recorded(tmp_path: Path) -> None:
     assert 0 < entry["factors"]["parameters"] < 0.01
     assert "parameters by " in entry["reason"]
     assert "dark-0 scaled: longer than the bound" in describe("client scaled", entry, 3)
-    mine = [r for r in done.rows("activity.csv") if r["round"] == "2" and r["client"] == "dark-0"]
+    mine = [r for r in done.replies() if r["round"] == "2" and r["client"] == "dark-0"]
     assert [(row["status"], row["reason"]) for row in mine] == [("scaled", entry["reason"])]
     assert int(mine[0]["samples"]) > 0
     totals = [entry["outcomes"] for name, entry in done.events if name == "round done" and entry["round"] == 2]
@@ -315,7 +315,7 @@ def test_with_the_bound_it_is_scaled_and_recorded(tmp_path: Path) -> None:
 def test_by_default_a_long_update_is_accepted_as_it_is(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=far(2)))
-    assert {row["status"] for row in done.rows("activity.csv")} <= {"trained", "scored"}
+    assert {row["status"] for row in done.replies()} <= {"trained", "scored"}
     bounded = toy_settings("fedavg", tmp_path / "bounded", rounds={"outliers": "clip"})
     assert run(bounded, TouchedEngine(bounded, edit=far(2))).sha256 != done.sha256
 

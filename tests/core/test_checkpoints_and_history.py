@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
+from common.scores import COLUMNS, score_row
 from common.storage import GlobalState, read_tensors, write_tensors
+from server.commands.report import write_csv
+from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
-from server.run.history import ACTIVITY, SCORES, History, read_rows
+from server.run.history import REPLY_COLUMNS, History, reply_row
+from server.run.schema import read_lines
+from tests.support.runs import run
+from tests.support.toy import toy_settings
 
 
 def state(number: int) -> GlobalState:
@@ -114,10 +121,10 @@ def score(number: int, domain: str = "signs", correct: int = 5) -> dict[str, Any
         "scored_on": "test",
         "count": 10,
     }
-    return {**row, "correct": correct, "accuracy": 10.0 * correct, "loss": 0.25}
+    return {**row, "correct": correct, "loss": 0.25}
 
 
-def activity(number: int, **more: Any) -> dict[str, Any]:
+def reply(number: int, **more: Any) -> dict[str, Any]:
     return {"round": number, "exchange": "train", "client": "signs-0", "domain": "signs", "status": "trained", **more}
 
 
@@ -127,7 +134,7 @@ def filled(folder: Path) -> History:
     for number in range(1, 4):
         history.add_scores([score(number - 1)])
         history.event("score", round=number - 1, average=1.0)
-        history.add_activity([activity(number, bytes_up=10, bytes_down=3)])
+        history.add_replies([reply(number, bytes_up=10, bytes_down=3)])
         history.event("round done", round=number)
     return history
 
@@ -142,62 +149,57 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
     history = History(tmp_path, listeners=[lambda name, entry: told.append(name)])
     history.event("start", round=0)
     history.add_scores([score(0), score(0, "sketch", 10)])
-    history.add_activity([activity(1, losses='{"a": 1}', reason='answered "no",\nthen left')])
+    history.add_replies([reply(1, losses={"a": 1.0}, reason='answered "no",\nthen left')])
     assert told[0] == "start"
-    assert (tmp_path / "history.csv").read_text().splitlines()[0] == ",".join(SCORES)
-    rows = read_rows(tmp_path / "activity.csv")
-    assert list(rows[0]) == list(ACTIVITY)
-    assert rows[0]["reason"] == 'answered "no",\nthen left'
+    lines = read_lines(tmp_path / "scores.jsonl")
+    assert lines == [score(0), score(0, "sketch", 10)]
+    assert list(score_row(lines[0])) == list(COLUMNS)
+    assert score_row(lines[0])["accuracy"] == 50.0
+    (line,) = read_lines(tmp_path / "replies.jsonl")
+    assert line["reason"] == 'answered "no",\nthen left'
+    assert list(reply_row(line)) == list(REPLY_COLUMNS)
+    assert reply_row(line)["losses"] == '{"a": 1.0}'
     assert history.round_scores() == [RoundScore(0, {"signs": 50.0, "sketch": 100.0})]
 
 
 def test_a_new_run_starts_with_empty_records(tmp_path: Path) -> None:
     filled(tmp_path)
     History(tmp_path)
-    assert not any(read_rows(tmp_path / name) for name in ("history.csv", "activity.csv"))
+    assert not any(read_lines(tmp_path / name) for name in ("scores.jsonl", "replies.jsonl"))
     assert events(tmp_path) == []
 
 
 def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     filled(tmp_path)
     again = History(tmp_path, 2, 1)
-    assert [row["round"] for row in read_rows(tmp_path / "history.csv")] == ["0", "1"]
-    assert [row["round"] for row in read_rows(tmp_path / "activity.csv")] == ["1", "2"]
+    assert [row["round"] for row in read_lines(tmp_path / "scores.jsonl")] == [0, 1]
+    assert [row["round"] for row in read_lines(tmp_path / "replies.jsonl")] == [1, 2]
     assert ("round done", 3) not in events(tmp_path)
     assert ("round done", 2) in events(tmp_path)
     assert [entry for entry in events(tmp_path) if entry[0] == "score"] == [("score", 0), ("score", 1)]
-    assert bytes_total(read_rows(tmp_path / "activity.csv")) == {"up": 20, "down": 6}
+    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 20, "down": 6}
     again.add_scores([score(2, correct=7)])
     assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
 
 
 def test_failed_clients_have_no_bytes(tmp_path: Path) -> None:
     history = filled(tmp_path)
-    history.add_activity([activity(3, status="failed", reason="boom")])
-    assert bytes_total(read_rows(tmp_path / "activity.csv")) == {"up": 30, "down": 9}
+    history.add_replies([reply(3, status="failed", reason="boom")])
+    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 30, "down": 9}
     History(tmp_path, 3, 3)
-    assert bytes_total(read_rows(tmp_path / "activity.csv")) == {"up": 30, "down": 9}
+    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 30, "down": 9}
 
 
-@pytest.mark.parametrize("name", ["history.csv", "activity.csv", "events.jsonl"])
+@pytest.mark.parametrize("name", ["scores.jsonl", "replies.jsonl", "events.jsonl"])
 def test_a_last_line_torn_anywhere_is_dropped(name: str, tmp_path: Path) -> None:
     for cut in range(1, 25):
         filled(tmp_path)
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-cut])
         History(tmp_path, 9, 9)
-        assert len(read_rows(tmp_path / "history.csv")) == (2 if name == "history.csv" else 3)
-        assert len(read_rows(tmp_path / "activity.csv")) == (2 if name == "activity.csv" else 3)
+        assert len(read_lines(tmp_path / "scores.jsonl")) == (2 if name == "scores.jsonl" and cut > 1 else 3)
+        assert len(read_lines(tmp_path / "replies.jsonl")) == (2 if name == "replies.jsonl" and cut > 1 else 3)
         assert len(events(tmp_path)) == (6 if name == "events.jsonl" and cut > 1 else 7)  # its end shows in itself
-
-
-def test_a_line_torn_within_quotes_is_dropped(tmp_path: Path) -> None:
-    history = filled(tmp_path)
-    history.add_activity([activity(3, status="failed", reason='a\nb, "c"\nd')])
-    content = (tmp_path / "activity.csv").read_text()
-    (tmp_path / "activity.csv").write_text(content[: content.rindex("b, ") + 12])
-    History(tmp_path, 9, 9)
-    assert len(read_rows(tmp_path / "activity.csv")) == 3
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -225,8 +227,47 @@ def test_rules_of_a_run() -> None:
 def test_rows_of_earlier_rounds_are_not_kept_in_memory(tmp_path: Path) -> None:
     history = History(tmp_path)
     for number in range(1, 6):
-        history.add_activity([activity(number), activity(number, client="sketch-0")])
+        history.add_replies([reply(number), reply(number, client="sketch-0")])
         assert history.round_totals(number)["outcomes"] == {"trained": 2}
     held = [row for value in vars(history).values() if isinstance(value, list) for row in value]
     assert {row["round"] for row in held} == {5}
-    assert len(read_rows(tmp_path / "activity.csv")) == 10
+    assert len(read_lines(tmp_path / "replies.jsonl")) == 10
+
+
+# ---- copies and earlier versions -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
+    """With all columns, the scores on validation samples too, and nothing that a spreadsheet runs."""
+    done = run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 1}, overrides=("protocol.validation=0.2",)))
+    scores, replies = write_csv([str(tmp_path)])
+    with scores.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == list(COLUMNS)
+    assert {row["scored_on"] for row in rows} == {"test", "validation"}
+    written = [float(row["macro_f1"]) for row in rows]
+    assert written == [score_row(line)["macro_f1"] for line in read_lines(done.folder / "scores.jsonl")]
+    with replies.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == list(REPLY_COLUMNS)
+    assert sum(int(row["bytes_up"]) for row in rows) == done.summary["bytes"]["up"]
+    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 1}, overwrite=True))
+    assert not scores.exists(), "they would be of the run before"
+    assert not replies.exists()
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    run(settings)
+    (tmp_path / "scores.jsonl").rename(tmp_path / "history.csv")
+    (tmp_path / "best").mkdir()
+    before = sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*"))
+    longer = toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True)
+    for action in (lambda: run(longer), lambda: RunFolder(tmp_path).round_scores, lambda: RunFolder(tmp_path).replies):
+        with pytest.raises(ConfigError, match=r"earlier version: it has history\.csv.*overwrite=true"):
+            action()
+    assert sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*")) == before
+    again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
+    assert len(RunFolder(again.folder).round_scores) == 2
+    assert not (tmp_path / "history.csv").exists()
+    assert not (tmp_path / "best").exists()

@@ -115,7 +115,7 @@ def test_the_rows_of_a_run_are_shared_by_those_who_are_asked(tmp_path: Path, mon
 
     settings = toy_settings("fedplvm", tmp_path, train={"rounds": 1})
     done = run(settings, TouchedEngine(settings, edit=edit))
-    refused = {row["client"]: row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
+    refused = {row["client"]: row["reason"] for row in done.replies() if row["status"] == "refused"}
     assert list(refused) == ["bright-0"]
     assert "5 prototypes of class 0; at most 4" in refused["bright-0"]
 
@@ -157,7 +157,7 @@ def test_a_counter_that_ran_away_does_not_end_the_run(tmp_path: Path) -> None:
 
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
     done = run(settings, TouchedEngine(settings, edit=edit))
-    status = [(row["client"], row["status"]) for row in done.rows("activity.csv") if row["status"] != "scored"]
+    status = [(row["client"], row["status"]) for row in done.replies() if row["status"] != "scored"]
     assert {client for client, word in status if word == "refused"} == {"bright-0"}
     assert sum(word in ("trained", "scaled") for _, word in status) == 6
 

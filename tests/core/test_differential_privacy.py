@@ -186,7 +186,7 @@ def test_the_summary_has_the_privacy_budget_spent_by_each_client(tmp_path: Path)
     assert report["epsilon"] == dict.fromkeys(conditional)  # weights leave in the clear
     assert (report["covers"], report["unprotected"][:1]) == (["prototypes"], ["weights"])
     assert "opacus" in report["accountant"]
-    rows = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
+    rows = [row for row in done.replies() if row["status"] in ("trained", "scaled")]
     assert [row["releases"] for row in rows if row["client"] == "bright-0"] == ["1", "2", "3"]
     assert all(json.loads(row["losses"]) == {} for row in rows)
     sent = [item.reply.payload for item in engine.messages if item.request.train and item.reply]

@@ -73,7 +73,7 @@ def test_features_are_computed_once_on_a_device(tmp_path: Path, monkeypatch: pyt
     settings = frozen("fpl", tmp_path, train={"rounds": 4, "epochs": 3})
     counts = passes(settings, monkeypatch)
     done = run(settings)
-    samples = sum(int(row["samples"]) for row in done.rows("activity.csv") if row["round"] == "1")
+    samples = sum(int(row["samples"]) for row in done.replies() if row["round"] == "1")
     tested = sum(int(row["count"]) for row in done.scores("test") if row["round"] == "0")
     assert sum(counts) == samples + tested + PROBES
 
@@ -94,7 +94,7 @@ def test_augmented_images_are_passed_through_the_backbone_every_time(
     settings = frozen("fedavg", tmp_path, Augmentation(crop_padding=1, mean=(0.5,), std=(0.25,)))
     counts = passes(settings, monkeypatch)
     done = run(settings)
-    samples = sum(int(row["samples"]) for row in done.rows("activity.csv") if row["round"] == "1")
+    samples = sum(int(row["samples"]) for row in done.replies() if row["round"] == "1")
     tested = sum(int(row["count"]) for row in done.scores("test") if row["round"] == "0")
     assert sum(counts) == 2 * 2 * samples + tested + PROBES
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from common.data.protocols import Allocation
 from common.errors import ConfigError, PayloadError
 from common.metrics import CONFIDENCE_MEASURES, RoundScore, best_round
 from common.own_metric import SumRange, check_own_metric, count_sums, values_of
+from common.scores import recorded_values
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
@@ -37,8 +37,10 @@ from server.commands.evaluate import measures
 from server.results.groups import group_runs
 from server.results.report.page import render
 from server.results.run import RunFolder, find_runs
+from server.run.measures import resolutions_of
 from server.run.schema import read_lines
 from server.trackers.scalars import scalars
+from tests.support.records import rewrite
 
 OWN = "own_metrics.ClassF1"
 
@@ -218,24 +220,25 @@ def test_asking_for_metrics_changes_no_state_and_no_other_score(tmp_path: Path, 
     assert summary["state_sha256"] == plain.sha256
     assert summary["scores"] == plain.summary["scores"]
     assert "metrics" not in plain.summary
-    assert not (tmp_path / "metrics.jsonl").exists()
-    assert "auroc" not in (tmp_path / "history.csv").read_text()
+    for name in ("scores.jsonl", "events.jsonl"):
+        assert "auroc" not in (tmp_path / name).read_text()
 
 
 def test_every_record_has_the_metrics(folder: Path) -> None:
     names = {*CONFIDENCE_MEASURES, "class_f1", "brier"}
-    with (folder / "fedavg-0/history.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    lines = read_lines(folder / "fedavg-0/metrics.jsonl")
-    assert len(lines) == len(rows) == 3 * 2 * len(DOMAINS), "rounds 0 to 2, test and validation"
-    for line, row in zip(sorted(lines, key=key_of), sorted(rows, key=key_of), strict=True):
-        assert set(line["values"]) == names
-        for name, value in line["values"].items():
-            assert (row[name] == "") == (value is None)
+    lines = read_lines(folder / "fedavg-0/scores.jsonl")
+    assert len(lines) == 3 * 2 * len(DOMAINS), "rounds 0 to 2, test and validation"
+    events = read_lines(folder / "fedavg-0/events.jsonl")
+    recorded = {scored_on: recorded_values(events, scored_on) for scored_on in ("test", "validation")}
+    for line in lines:  # one client scores a domain
+        values = recorded[line["scored_on"]][line["round"], line["domain"]]
+        assert set(values) == names
+        for name, value in values.items():
+            assert (name not in line["values"]) == (value is None)
             if value is not None:
-                assert float(row[name]) == pytest.approx(value, abs=1e-5)
-        assert line["sums"]["images"] == int(row["count"])
-        assert line["values"]["brier"] == pytest.approx(line["values"]["brier_score"], rel=1e-5)
+                assert line["values"][name] == pytest.approx(value, abs=1e-5)
+        assert line["sums"]["images"] == line["count"]
+        assert values["brier"] == pytest.approx(values["brier_score"], rel=1e-5)
     summary = json.loads((folder / "fedavg-0/summary.json").read_text())
     assert set(summary["metrics"]) == names
     record = gf.load_run(folder / "fedavg-0").records
@@ -245,10 +248,6 @@ def test_every_record_has_the_metrics(folder: Path) -> None:
         assert entry["average"] == pytest.approx(score.average)
         choose = max if entry["lower_is_better"] else min
         assert entry["worst"] == choose(entry["domains"].values())
-
-
-def key_of(entry: Mapping[str, Any]) -> tuple[int, str, str]:
-    return int(entry["round"]), entry["domain"], entry["scored_on"]
 
 
 @pytest.mark.parametrize("metric", ["class_f1", "brier", "auroc"])
@@ -272,8 +271,7 @@ def test_a_table_of_the_metric_is_that_of_the_records(
     shown = " ".join(capsys.readouterr().out.split())
     limits: list[float] = []
     for name in ("fedavg-0", "fedavg-1", "fedprox"):
-        lines = read_lines(folder / name / "metrics.jsonl")
-        limits += [line["resolution"]["auroc"] for line in lines if (line["round"], line["scored_on"]) == (2, "test")]
+        limits.append(resolutions_of(read_lines(folder / name / "events.jsonl"), 2)["auroc"])
     note = f"AUROC is binned: after the last round it differs from the exact one by at most {max(limits):.2f}."
     assert (note in shown) == (metric == "auroc")
     assert {"class_f1": "F1 of one class in %,", "auroc": "AUROC in %,"}.get(metric, "(lower is better)") in shown
@@ -328,8 +326,9 @@ def test_a_resumed_run_has_the_records_of_an_uninterrupted_one(tmp_path: Path) -
     run(measured(tmp_path / "again", *overrides, **more), stop_after=2)
     again = run(measured(tmp_path / "again", *overrides, resume=True, **more))
     assert again.sha256 == whole.sha256
-    for name in ("metrics.jsonl", "history.csv"):
-        assert (tmp_path / "again" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert (tmp_path / "again/scores.jsonl").read_text() == (tmp_path / "whole/scores.jsonl").read_text()
+    found = [recorded_values(read_lines(tmp_path / name / "events.jsonl"), "test") for name in ("again", "whole")]
+    assert found[0] == found[1] != {}
     for key in ("scores", "metrics", "validation"):
         assert again.summary[key] == whole.summary[key]
 
@@ -353,10 +352,10 @@ def test_clients_of_one_domain_count_together(tmp_path: Path) -> None:
                 total[name] += value
     assert len(sums) == len(DOMAINS)
     assert sums["bright"]["images"] == 2 * sums["noisy"]["images"] == 32.0
-    lines = {line["domain"]: line for line in read_lines(tmp_path / "metrics.jsonl")}
+    recorded = recorded_values(read_lines(tmp_path / "events.jsonl"), "test")
     for domain, total in sums.items():
-        assert lines[domain]["sums"] == pytest.approx(total)
-        assert lines[domain]["values"] == pytest.approx(lines[domain]["values"] | values_of(ClassF1(label=1), total))
+        values = recorded[last - 1, domain]
+        assert values == pytest.approx(values | values_of(ClassF1(label=1), total))
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -453,7 +452,7 @@ def test_the_gate_refuses_other_counts_than_were_asked_for(change: str, tmp_path
 
     settings = measured(tmp_path)
     done = run(settings, TouchedEngine(settings, edit=edit))
-    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    refused = [row for row in done.replies() if row["status"] == "refused"]
     assert {row["client"] for row in refused} == {"dark-0"}
     assert len(refused) == 3
     assert done.summary["missing"] == {"dark": None}
@@ -467,8 +466,7 @@ def test_sums_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, rounds={"quorum": 0.1})
     with pytest.raises(gf.GoldfinchError):
         run(settings, TouchedEngine(settings, edit=edit))
-    with (tmp_path / "activity.csv").open(newline="") as stream:
-        reasons = {row["reason"] for row in csv.DictReader(stream)}
+    reasons = {line["reason"] for line in read_lines(tmp_path / "replies.jsonl")}
     assert all("has the sums [secret]; asked for were []" in reason for reason in reasons)
 
 
@@ -510,12 +508,11 @@ def test_a_table_of_a_metric_that_a_run_lacks_names_the_run(
     told = capsys.readouterr().err
     assert str(tmp_path / "plain") in told
     assert "rounds.scores=true" in told
-    (folder / "fedavg-1/metrics.jsonl").rename(tmp_path / "moved")
-    try:
-        assert main(["table", str(folder), "--metric", "auroc"]) == 1
-        assert "metrics.jsonl is missing" in capsys.readouterr().err
-    finally:
-        (tmp_path / "moved").rename(folder / "fedavg-1/metrics.jsonl")
+    shutil.copytree(folder / "fedavg-1", tmp_path / "damaged")
+    events = tmp_path / "damaged/events.jsonl"
+    rewrite(events, lambda line: {name: line[name] for name in line if name != "values"})
+    assert main(["table", str(tmp_path / "damaged"), "--metric", "auroc"]) == 1
+    assert f"{tmp_path / 'damaged'}: its events have no values of auroc" in capsys.readouterr().err
 
 
 def test_a_record_is_read_without_importing_the_metric(

@@ -59,7 +59,7 @@ def drawing(folder: Path, rounds: int = 3, engine: Mapping[str, object] | None =
 
 
 def drawn(folder: Path) -> list[object]:
-    return [line["values"] for line in read_lines(folder / "metrics.jsonl")]
+    return [line["values"] for line in read_lines(folder / "scores.jsonl")]
 
 
 def test_a_run_with_draws_of_one_s_own_repeats(tmp_path: Path) -> None:

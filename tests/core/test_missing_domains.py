@@ -16,11 +16,10 @@ from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
 from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, best_round, named_missing, states, summarise
+from common.scores import round_scores, scores_by_values
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.run.history import round_scores
-from server.run.measures import scores_by_values
 from server.trackers.events import describe, plain_lines
 
 
@@ -173,8 +172,8 @@ def test_every_client_validates_also_if_it_does_not_train(method: str, tmp_path:
     assert all(entry["missing"] == {} for entry in by_name(done, "validation"))
     assert done.summary["validation"]["missing"] == {}
     plain = run(toy_settings(method, tmp_path / "plain", train={"rounds": 4}, rounds=rounds))
-    trained = [row["client"] for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
-    assert trained == [row["client"] for row in plain.rows("activity.csv") if row["status"] in ("trained", "scaled")]
+    trained = [row["client"] for row in done.replies() if row["status"] in ("trained", "scaled")]
+    assert trained == [row["client"] for row in plain.replies() if row["status"] in ("trained", "scaled")]
 
 
 def test_a_round_that_a_client_did_not_validate_is_not_chosen(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_the_untrained_round_is_in_no_rule_but_the_curve(tmp_path: Path) -> None
     assert scores["best_round"]["round"] == 1
     assert scores["validated"]["round"] == 1
     assert done.summary["validation"]["round"] == 1
-    kept = sorted(path.name for path in (tmp_path / "best").glob("*"))
+    kept = sorted(path.name for path in (tmp_path / "checkpoint").glob("best-*"))
     assert kept, "the best round's state"
 
 
@@ -234,7 +233,7 @@ def test_a_skipped_round_is_no_further_round(tmp_path: Path) -> None:
     done = run(settings, TouchedEngine(settings, failing=one_only))
     assert done.summary["rounds_skipped"] == 1
     scored: dict[int, dict[str, float]] = {}
-    for row in done.rows("history.csv"):
+    for row in done.history():
         scored.setdefault(int(row["round"]), {})[row["domain"]] = float(row["accuracy"])
     assert scored[2] == {name: scored[3][name] for name in ("bright", "noisy")}, "the same state, scored again"
     last = done.summary["scores"]["last_n"]
@@ -262,7 +261,7 @@ def test_a_score_of_a_state_that_a_skipped_round_throws_away_is_no_score(tmp_pat
     failing = lambda request: (request.client, request.round, request.exchange) == ("dark-0", 3, scored_at)  # noqa: E731
     done = run(settings, TouchedEngine(settings, failing=failing))
     assert done.summary["rounds_skipped"] == 1
-    assert sorted({int(row["round"]) for row in done.rows("history.csv")}) == [1, 2]
+    assert sorted({int(row["round"]) for row in done.history()}) == [1, 2]
     assert (done.summary["scores"]["final"]["round"], done.summary["missing"]) == (2, {})
 
 

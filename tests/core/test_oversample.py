@@ -34,7 +34,7 @@ SOME = {"participation": 0.67, "oversample": 1.5, "evaluate_every": 100, "quorum
 
 
 def late(done: Run) -> list[tuple[int, str]]:
-    return [(int(row["round"]), row["client"]) for row in done.rows("activity.csv") if row["status"] == "late"]
+    return [(int(row["round"]), row["client"]) for row in done.replies() if row["status"] == "late"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
     assert not any(name.startswith("client ") for name, _ in done.events)
     assert describe("late", told[0], 5) == f"round 2: enough have answered; late: {found[0][1]}"
     assert Record.open(done.folder).summary["rounds"] == 5
-    assert [row["bytes_up"] for row in done.rows("activity.csv") if row["status"] == "late"] == ["0"] * 4
+    assert [row["bytes_up"] for row in done.replies() if row["status"] == "late"] == ["0"] * 4
 
     all_asked = toy_settings(
         "fedavg", tmp_path / "failing", rounds={"evaluate_every": 100}, train={"rounds": 5}, seed=2
@@ -106,7 +106,7 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
 def test_who_scores_is_waited_for(tmp_path: Path) -> None:
     done = run(toy_settings("fedavg", tmp_path, rounds={**SOME, "evaluate_every": 1}, train={"rounds": 4}))
     assert late(done) == []
-    assert {(row["round"], row["domain"]) for row in done.rows("history.csv")} == {
+    assert {(row["round"], row["domain"]) for row in done.history()} == {
         (str(number), domain) for number in range(5) for domain in ("bright", "dark", "noisy")
     }
 
@@ -115,7 +115,7 @@ def test_further_exchanges_wait_for_those_who_were_in_time(tmp_path: Path) -> No
     settings = toy_settings("rucr", tmp_path, rounds=SOME, train={"rounds": 3})
     first, second = settings.method.exchanges
     done = run(settings)
-    rows = [row for row in done.rows("activity.csv") if row["round"] == "2"]
+    rows = [row for row in done.replies() if row["round"] == "2"]
     in_time = {row["client"] for row in rows if row["exchange"] == first and row["status"] != "late"}
     assert len(in_time) == 2
     assert {row["client"]: row["status"] for row in rows if row["exchange"] == second} == dict.fromkeys(

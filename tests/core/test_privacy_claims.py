@@ -258,7 +258,7 @@ def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:
         run(settings, TouchedEngine(settings, edit=kill))
     done = run(private("fpl", tmp_path, train={"rounds": 2}, resume=True))
     assert done.summary["privacy"]["releases"] == {"bright-0": 3, "dark-0": 3, "noisy-0": 3}
-    rows = [entry for entry in done.rows("activity.csv") if entry["status"] == "trained"]
+    rows = [entry for entry in done.replies() if entry["status"] == "trained"]
     assert len([entry for entry in rows if entry["client"] == "bright-0"]) == 2
 
 

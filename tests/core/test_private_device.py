@@ -135,7 +135,7 @@ def test_a_private_reply_names_the_source_of_its_noise_and_has_no_measurements(t
         assert {answer.randomness for answer in trained} == {randomness}
         assert {answer.randomness for answer in replies if not answer.trained} == {""}
         assert {bool(answer.seconds or answer.peak_bytes) for answer in replies} == {not randomness}
-        assert done.rows("activity.csv")[0]["randomness"] == randomness
+        assert done.replies()[0]["randomness"] == randomness
         if randomness:
             assert done.summary["privacy"]["unprotected"] == []
             assert done.summary["privacy"]["randomness"] == [randomness]

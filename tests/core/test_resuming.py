@@ -113,7 +113,7 @@ def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) ->
     shown: list[str] = []
     path, listeners = tmp_path / "events.jsonl", [lambda name, _: shown.append(name)]
     with _following(path, listeners) as spoke:
-        after = History(tmp_path, keep_until=1, scores_until=0)
+        after = History(tmp_path, last=1, last_scored=0)
     assert not spoke.is_set()
     with _following(path, listeners) as spoke:
         after.event("resume", round=1)
@@ -175,7 +175,7 @@ def changed(folder: Path, **more: Any) -> RunSettings:
 
 def test_changed_data_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     finished = run(settings(tmp_path)).summary
-    names = ("history.csv", "activity.csv", "confusion.jsonl", "config.yaml", "summary.json")
+    names = ("scores.jsonl", "replies.jsonl", "config.yaml", "summary.json")
     before = [(tmp_path / name).read_bytes() for name in names]
     for _ in range(2):  # it does not get used to them
         with pytest.raises(CheckpointError, match=r"other data of dark-0 \(content\): .*resume=anyway"):
@@ -251,10 +251,10 @@ def test_a_checkpoint_is_checked_like_a_reply(
     checkpoint = checkpoints.load()
     assert checkpoint is not None
     checkpoints.replace(replace(checkpoint, state=change(checkpoint.state)))
-    before = (tmp_path / "run" / "history.csv").read_bytes()
+    before = (tmp_path / "run" / "scores.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=said):
         run(replace(settings(tmp_path / "run", 2, method=method), resume=True))
-    assert (tmp_path / "run" / "history.csv").read_bytes() == before
+    assert (tmp_path / "run" / "scores.jsonl").read_bytes() == before
 
 
 # ---- why a part of a run ended ---------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure
-from server.run.history import read_rows
 from server.run.rounds import RoundLoop
+from server.run.schema import read_lines
 from strategies.core.federation import Reply
 from strategies.core.method import ClientContext, ServerContext, Update, Upload, UploadSpec
 from strategies.fedavg import FedAvg
@@ -43,7 +43,7 @@ def test_a_round_without_quorum_leaves_the_state_as_it_was(tmp_path: Path) -> No
     assert kinds(done) == ["round done", "round skipped", "round done", "finish"]
     skipped = next(entry for name, entry in done.events if name == "round skipped")
     assert (skipped["round"], skipped["answered"], skipped["needed"]) == (2, 1, 2)
-    losses = {row["round"]: row["loss"] for row in done.rows("history.csv") if row["domain"] == "bright"}
+    losses = {row["round"]: row["loss"] for row in done.history() if row["domain"] == "bright"}
     assert losses["1"] == losses["2"] != losses["3"]
 
 
@@ -117,7 +117,7 @@ class Late(TouchedEngine):
 def test_a_late_client_joins(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
     done = run(settings, Late(settings))
-    rounds = {row["round"] for row in done.rows("activity.csv") if row["client"] == "noisy-0" and row["steps"] != "0"}
+    rounds = {row["round"] for row in done.replies() if row["client"] == "noisy-0" and row["steps"] != "0"}
     assert rounds == {"2", "3"}
     missing = [entry["clients"] for name, entry in done.events if name == "missing"]
     assert missing == [["noisy-0"]]
@@ -137,7 +137,7 @@ class Stranger(TouchedEngine):
 def test_strangers_and_doubles_are_refused(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     done = run(settings, Stranger(settings))
-    refused = [(row["client"], row["reason"]) for row in done.rows("activity.csv") if row["status"] == "refused"]
+    refused = [(row["client"], row["reason"]) for row in done.replies() if row["status"] == "refused"]
     assert ("moon-0", "moon-0 was not asked in round 1") in refused
     assert ("bright-0", "bright-0 has answered already in round 1") in refused
     plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
@@ -151,7 +151,7 @@ def test_a_stopped_run_is_kept_and_continued_to_the_same_end(tmp_path: Path) -> 
     assert stopped.summary["rounds"] == 2
     again = run(toy_settings("fpl", tmp_path / "parts", train={"rounds": 4}, resume=True))
     assert again.sha256 == whole.sha256
-    assert again.rows("history.csv") == whole.rows("history.csv")
+    assert again.history() == whole.history()
     assert again.summary["scores"] == whole.summary["scores"]
     assert again.summary["bytes"]["up"] == pytest.approx(whole.summary["bytes"]["up"], rel=1e-3)
 
@@ -161,7 +161,7 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     run(toy_settings("fpl", tmp_path / "short", train={"rounds": 2}))
     longer = run(toy_settings("fpl", tmp_path / "short", train={"rounds": 4}, resume=True))
     assert longer.sha256 == long.sha256
-    assert longer.rows("history.csv") == long.rows("history.csv")
+    assert longer.history() == long.history()
 
 
 def test_going_on_and_replacing_are_not_asked_together(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path: Path) -> None:
     first = run(settings)
     again = run(replace(settings, resume=True))
     assert again.sha256 == first.sha256
-    assert again.rows("history.csv") == first.rows("history.csv")
+    assert again.history() == first.history()
     scored = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [entry["round"] for entry in scored if entry["event"] == "score"] == [0, 1, 2]
 
@@ -206,7 +206,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run(toy_settings("feddyn", tmp_path, train={"rounds": 4}))
     assert (tmp_path / "clients").is_dir()
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
-    assert len(done.rows("activity.csv")) == 6
+    assert len(done.replies()) == 6
     assert Checkpoints(tmp_path / "checkpoint").series.numbers() == [1]
     assert not (tmp_path / "clients").exists()
     assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
@@ -228,15 +228,15 @@ def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -
 
 def test_scores_are_taken_every_given_number_of_rounds_and_at_the_end(tmp_path: Path) -> None:
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 5}, rounds={"evaluate_every": 3}))
-    assert sorted({int(row["round"]) for row in done.rows("history.csv")}) == [0, 3, 5]
+    assert sorted({int(row["round"]) for row in done.history()}) == [0, 3, 5]
 
 
 def test_participation_takes_some_and_scores_all(tmp_path: Path) -> None:
     done = run(toy_settings("fedavg", tmp_path, train={"rounds": 4}, rounds={"participation": 0.34}))
-    trained = [row for row in done.rows("activity.csv") if row["status"] in ("trained", "scaled")]
+    trained = [row for row in done.replies() if row["status"] in ("trained", "scaled")]
     assert len(trained) == 4
     by_round: dict[str, set[str]] = {}
-    for row in done.rows("history.csv"):
+    for row in done.history():
         by_round.setdefault(row["round"], set()).add(row["domain"])
     assert all(domains == {"bright", "dark", "noisy"} for domains in by_round.values())
 
@@ -276,9 +276,9 @@ def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Pat
     state = rounds.run()
     assert state.extra["seen"].tolist() == [3 * (3 + 1)]
     plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
-    losses = {row["round"]: row["loss"] for row in read_rows(tmp_path / "history.csv") if row["domain"] == "dark"}
-    assert losses["1"] == losses["2"] != losses["3"]
-    assert losses["1"] == [row["loss"] for row in plain.rows("history.csv") if row["domain"] == "dark"][-1]
+    losses = {row["round"]: row["loss"] for row in read_lines(tmp_path / "scores.jsonl") if row["domain"] == "dark"}
+    assert losses[1] == losses[2] != losses[3]
+    assert str(losses[1]) == [row["loss"] for row in plain.history() if row["domain"] == "dark"][-1]
 
 
 def test_who_fails_in_the_first_exchange_is_not_asked_in_the_second(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_smoothing_and_class_weights_act_on_every_method(method: str, tmp_path: 
         done = run(
             toy_settings(method, tmp_path / str(number), train=train, rounds={"test": False}, overrides=VALIDATE)
         )
-        found.add(json.dumps([row["losses"] for row in done.rows("activity.csv")]))
+        found.add(json.dumps([row["losses"] for row in done.replies()]))
     assert len(found) == 3
 
 

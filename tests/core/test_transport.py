@@ -73,7 +73,7 @@ def test_full_precision_from_a_sender_is_refused(transport: str) -> None:
 
 def tensor_bytes(done: Run) -> list[dict[str, str]]:
     """Bytes of tensors by client and exchange; headers hold seconds and so vary in length."""
-    return [{key: value for key, value in row.items() if key in TENSORS} for row in done.rows("activity.csv")]
+    return [{key: value for key, value in row.items() if key in TENSORS} for row in done.replies()]
 
 
 @pytest.mark.parametrize("method", ["fpl", "scaffold"])
@@ -116,7 +116,7 @@ def test_recorded_bytes_are_those_that_flower_carries(tmp_path: Path) -> None:
     settings = toy_settings("fpl", tmp_path)
     engine = TouchedEngine(settings)
     done = run(settings, engine)
-    rows = {(row["round"], row["client"]): row for row in done.rows("activity.csv")}
+    rows = {(row["round"], row["client"]): row for row in done.replies()}
     assert len(rows) == len(engine.messages)
     for item in engine.messages:
         assert item.reply is not None
@@ -143,7 +143,7 @@ def test_failures_and_refusals_cost_bytes_too(tmp_path: Path) -> None:
 
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1}, rounds={"quorum": 0.3})
     done = run(settings, TouchedEngine(settings, failing=lambda request: request.client == "dark-0", edit=spoil))
-    rows = {row["client"]: row for row in done.rows("activity.csv") if row["round"] == "1"}
+    rows = {row["client"]: row for row in done.replies() if row["round"] == "1"}
     assert rows["dark-0"]["status"] == "failed"
     assert 0 < int(rows["dark-0"]["bytes_up_header"]) == int(rows["dark-0"]["bytes_up"])
     assert rows["noisy-0"]["status"] == "refused"

@@ -41,7 +41,7 @@ def validating(method: str, output: Path, rounds: int = 3, **more: Any) -> RunSe
 
 
 def best(folder: Path) -> Checkpoint:
-    found = Checkpoints(folder / BEST).load()
+    found = Checkpoints(folder / "checkpoint", kind=BEST).load()
     assert found is not None
     return found
 
@@ -216,7 +216,7 @@ def test_a_run_that_goes_on_chooses_the_same_round(method: str, tmp_path: Path) 
 def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_best_round(tmp_path: Path) -> None:
     run(validating("fedavg", tmp_path))
     again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
-    assert not Checkpoints(tmp_path / BEST).series.numbers()
+    assert not Checkpoints(tmp_path / "checkpoint", kind=BEST).series.numbers()
     assert "validated" not in again.summary["scores"]
     assert "validation" not in again.summary
     assert again.scores("validation") == []
@@ -279,7 +279,7 @@ def test_what_cannot_be_is_refused(changes: Mapping[str, Any], reason: str, tmp_
 
     settings = validating("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=lying))
-    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    refused = [row for row in done.replies() if row["status"] == "refused"]
     assert [(row["client"], row["round"]) for row in refused] == [("dark-0", "2")]
     assert reason in refused[0]["reason"]
     assert [row["client"] for row in done.scores("validation") if row["round"] == "1"] == ["bright-0", "noisy-0"]
@@ -357,7 +357,6 @@ def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_pat
     assert best(tmp_path / "run").state.round == chosen
     averages = {score.round: score.average for score in RunFolder(tmp_path / "run").validation_scores if score.round}
     assert averages == pytest.approx(expected)
-    assert (tmp_path / "run/validation_confusion.jsonl").exists() == (metric != "accuracy")
     if metric == "macro_f1":
         assert chosen != max(rounds_by("accuracy", done), key=lambda number: rounds_by("accuracy", done)[number])
 
@@ -387,7 +386,7 @@ def test_a_metric_needs_counts_that_fit(tmp_path: Path) -> None:
 
     settings = validating("fedavg", tmp_path / "run", rounds_={"metric": "macro_f1"})
     done = run(settings, TouchedEngine(settings, edit=without))
-    reasons = {row["reason"] for row in done.rows("activity.csv") if row["status"] == "refused"}
+    reasons = {row["reason"] for row in done.replies() if row["status"] == "refused"}
     (reason,) = reasons
     assert "confusion counts" in reason
     assert "rounds.metric=macro_f1" in reason

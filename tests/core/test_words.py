@@ -92,7 +92,7 @@ def test_as_many_loss_terms_as_are_accepted_fit_into_a_field(tmp_path: Path) -> 
 
     settings = toy_settings("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=edit))
-    rows = [row for row in done.rows("activity.csv") if row["losses"] != "{}"]
+    rows = [row for row in done.replies() if row["losses"] != "{}"]
     assert len(json.loads(rows[0]["losses"])) == MAX_ENTRIES
 
 
@@ -138,8 +138,8 @@ def test_a_test_set_stays_as_large_as_it_was(tmp_path: Path) -> None:
             "fedavg", tmp_path / str(samples), train={"rounds": 3}, rounds={"test_samples": samples, "quorum": 0.3}
         )
         done = run(settings, TouchedEngine(settings, edit=edit))
-        refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+        refused = [row for row in done.replies() if row["status"] == "refused"]
         assert {(row["client"], row["round"]) for row in refused} == {("dark-0", number) for number in rounds}
         assert "on dark is over 1000000 test images" in refused[0]["reason"]
-        dark = [row["count"] for row in done.rows("history.csv") if row["domain"] == "dark"]
+        dark = [row["count"] for row in done.history() if row["domain"] == "dark"]
         assert set(dark) == {str(samples or 16)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -17,6 +16,7 @@ from common.settings import load_settings
 from common.wire.messages import TRAINED_STATUSES
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
+from tests.support.records import Line, rewrite
 
 ROUNDS = 6
 CLIENTS = 4
@@ -42,16 +42,15 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(whole: Path, folder: Path, lost: Iterable[int], status: str = "trained", client: str = KILLED) -> Path:
     """A copy of the run in which ``client`` was lost in some rounds and all others have ``status``."""
     shutil.copytree(whole, folder)
-    rows = list(csv.DictReader((folder / "activity.csv").open()))
-    for row in rows:
-        if row["status"] in TRAINED_STATUSES:
-            row["status"] = status
-        if row["client"] == client and int(row["round"]) in lost:
-            row["status"], row["reason"] = "lost", "Node Unavailable"
-    with (folder / "activity.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+
+    def edit(line: Line) -> Line:
+        if line["status"] in TRAINED_STATUSES:
+            line["status"] = status
+        if line["client"] == client and line["round"] in lost:
+            line["status"], line["reason"] = "lost", "Node Unavailable"
+        return line
+
+    rewrite(folder / "replies.jsonl", edit)
     return folder
 
 

@@ -28,7 +28,7 @@ from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
 from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
-from server.run.history import read_rows
+from server.run.schema import read_lines
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 STATEFUL = "moon"
@@ -205,9 +205,9 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
     assert private["unprotected"] == []
     assert private["releases"] == {"printed-0": 1, "sketch-0": 2}
     assert private["epsilon"]["sketch-0"] > private["epsilon"]["printed-0"] > 0
-    rows = read_rows(tmp_path / "run" / "activity.csv")
+    rows = read_lines(tmp_path / "run" / "replies.jsonl")
     (failed,) = [row for row in rows if row["status"] == "failed"]
-    assert (failed["client"], failed["round"]) == ("printed-0", "2")
+    assert (failed["client"], failed["round"]) == ("printed-0", 2)
     assert failed["reason"].startswith("the privacy budget is spent; nothing was sent")
     assert "privacy-max-releases=1" in (tmp_path / "flower" / "logs" / "a.log").read_text(), "its own log names it too"
     kept = sorted(path.parent.name for path in (tmp_path / "flower" / "nodes").rglob("ledger.json"))

@@ -232,7 +232,7 @@ def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
         export(place, tmp_path / "model", chosen="best")
     first = RunFolder(place, "1")
     assert export(place, tmp_path / "first", chosen="1").chosen == "chosen round, 1"
-    Checkpoints(place / "best").save(first.checkpoint)
+    Checkpoints(place / "checkpoint", kind="best").save(first.checkpoint)
     description = export(place, tmp_path / "best")
     assert (description.chosen, description.round) == ("best round by validation, 1", 1)
     assert description.score["accuracy"] == dict(RunFolder(place).round_scores[1].accuracy)

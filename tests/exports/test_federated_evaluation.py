@@ -51,7 +51,7 @@ def test_clients_find_what_one_machine_with_all_data_finds(
         assert counts == alone["confusion"]
         assert found.rules["final"]["accuracy"][domain] == pytest.approx(alone["domains"][domain]["accuracy"])
     assert found.summary["scored"] == "exported model"
-    assert {row["status"] for row in found.activity} == {"scored"}
+    assert {row["status"] for row in found.replies} == {"scored"}
     assert found.rounds_done == 0
 
 

@@ -26,7 +26,7 @@ from common.storage import ClientStore
 from common.wire.messages import trained
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output
-from server.run.history import read_rows
+from server.run.schema import read_lines
 
 PHASES = ("before receiving", "evaluating", "training", "uploading", "idle")
 DEADLINE = float(os.environ.get("GOLDFINCH_DEADLINE", "240"))
@@ -77,7 +77,7 @@ class Watch:
     def kept(self, client: str, before: int) -> tuple[int, str]:
         """Round and digest of what the client must find in round ``before``: the last that counted, from its files."""
         counted = [0]
-        for row in read_rows(self.output / "activity.csv"):
+        for row in read_lines(self.output / "replies.jsonl"):
             if row["client"] == client and trained(row["status"]) and int(row["round"]) < before:
                 counted.append(int(row["round"]))
         (folder,) = (self.state / client / "state").glob(f"*/{client}")
@@ -208,7 +208,7 @@ def test_killed_nodes_come_back_with_their_state(tmp_path: Path, monkeypatch: py
         assert not running.is_alive()
         assert [len(watch.identities(client)) for client in victims] == [1] * len(victims)
     assert events(output, "finish"), "the run did not finish"
-    rows = read_rows(output / "activity.csv")
+    rows = read_lines(output / "replies.jsonl")
     for entry in record:
         mine = (row for row in rows if row["client"] == entry["client"] and int(row["round"]) == entry["round"])
         entry["server"] = next(mine)["status"]

@@ -12,7 +12,7 @@ from common.settings import load_settings
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.results.run import RunFolder
 from server.run.conduct import prepare_output
-from server.run.history import read_rows
+from server.run.schema import read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(3600)]
 PACE, DEADLINE, ROUNDS = 8.0, 100.0, 3
@@ -49,7 +49,7 @@ def test_a_straggler_holds_no_round_past_its_deadline(tmp_path: Path, monkeypatc
     assert RunFolder.open(output).summary["rounds"] == ROUNDS
     begun = {entry["round"]: entry["time"] for entry in events(output, "round")}
     took = {e["round"]: e["time"] - begun[e["round"]] for e in events(output, "round done", "round skipped")}
-    rows = [row for row in read_rows(output / "activity.csv") if int(row["round"]) <= ROUNDS]
+    rows = [row for row in read_lines(output / "replies.jsonl") if int(row["round"]) <= ROUNDS]
     late = [row for row in rows if row["client"] == STRAGGLER]
     print(
         "\nseconds of the rounds:", took, *(f"{row['round']} {row['client']} {row['status']}" for row in rows), sep="\n"

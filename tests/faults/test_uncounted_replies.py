@@ -28,7 +28,7 @@ from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.flower.processes import Child
 from server.results.run import RunFolder
 from server.run.conduct import prepare_output
-from server.run.history import read_rows
+from server.run.schema import read_lines
 
 DEADLINE = float(os.environ.get("GOLDFINCH_DEADLINE", "120"))
 """Seconds; an idle machine needs a quarter of it."""
@@ -161,12 +161,12 @@ def test_what_did_not_count_leaves_nothing_on_a_device(
     deployment.cable = Cable(deployment.address)
     with contextlib.closing(deployment.cable), deployment:
         met = on_nodes(Stage(deployment, output, orders), settings)
-    rows = read_rows(output / "activity.csv")
-    statuses = {(int(row["round"]), row["client"]): row["status"] for row in rows}
+    rows = read_lines(output / "replies.jsonl")
+    statuses = {(row["round"], row["client"]): row["status"] for row in rows}
     print(method, met, statuses, sep="\n", flush=True)
     assert list(met.values()).count("met") >= 3, "too few clients were held where they were meant to be"
     for place, how in met.items():
-        assert how == "missed" or statuses[place] not in ("trained", "clipped")
+        assert how == "missed" or statuses[place] not in ("trained", "scaled")
     for client in (CUT, OTHER):
         assert any(statuses.get((number, client)) == "trained" for number in range(5, ROUNDS + 1)), "it came back"
     skipped = {entry["round"] for entry in events(output, "round skipped")}

@@ -86,7 +86,7 @@ def test_a_claim_of_more_features_than_samples_is_refused(tmp_path):
         return replace(payload, extra={"features": payload.extra["features"].repeat(2, 1)})
 
     done = run(settings, TouchedEngine(settings, edit=edit))
-    refused = [row for row in done.rows("activity.csv") if row["status"] == "refused"]
+    refused = [row for row in done.replies() if row["status"] == "refused"]
     assert {row["client"] for row in refused} == {"dark-0"}
     assert all("features is" in row["reason"] for row in refused)
 

@@ -21,7 +21,7 @@ LOCAL = {"local_normalisation": True}
 
 def weights_of(method, folder, hyper):
     done = run(toy_settings(method, folder, hyper=hyper, train={"rounds": 3}))
-    scores = [row["accuracy"] for row in done.rows("history.csv")]
+    scores = [row["accuracy"] for row in done.history()]
     return tensors_sha256(Checkpoints(folder / "checkpoint").load().state.weights), scores
 
 

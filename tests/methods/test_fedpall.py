@@ -292,11 +292,11 @@ def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
     first, second = kept(tmp_path / "fedpall"), kept(tmp_path / "single")
     for client, tensors in second.items():
         assert all(torch.equal(first[client][name], tensor) for name, tensor in tensors.items())
-    scores = [{(r["round"], r["client"]): r["accuracy"] for r in done.rows("history.csv")} for done in (ours, theirs)]
+    scores = [{(r["round"], r["client"]): r["accuracy"] for r in done.history()} for done in (ours, theirs)]
     assert scores[0] == {key: value for key, value in scores[1].items() if key[0] != "0"}
 
 
 @pytest.mark.parametrize(("rounds", "scored"), [(3, ["1", "3"]), (4, ["1", "3", "4"])])
 def test_the_last_round_is_scored_at_any_interval(rounds, scored, tmp_path):
     settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
-    assert {row["round"] for row in run(settings).rows("history.csv")} == set(scored)
+    assert {row["round"] for row in run(settings).history()} == set(scored)

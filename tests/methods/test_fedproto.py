@@ -54,9 +54,9 @@ def test_the_original_without_its_term_is_single_set(tmp_path):
     theirs = run(toy_settings("single_set", tmp_path / "single"))
     first, second = kept(tmp_path / "ours"), kept(tmp_path / "single")
     assert all(torch.equal(first[client][name], t) for client in second for name, t in second[client].items())
-    assert [r["loss"] for r in ours.rows("history.csv")] == [r["loss"] for r in theirs.rows("history.csv")]
+    assert [r["loss"] for r in ours.history()] == [r["loss"] for r in theirs.history()]
     moved = run(toy_settings("fedproto", tmp_path / "moved", hyper=ORIGINAL))
-    assert [r["loss"] for r in ours.rows("history.csv")] != [r["loss"] for r in moved.rows("history.csv")]
+    assert [r["loss"] for r in ours.history()] != [r["loss"] for r in moved.history()]
 
 
 def test_the_nearest_prototype_is_predicted(tmp_path):
@@ -95,7 +95,7 @@ def test_how_it_predicts_does_not_change_how_it_trains(aggregate_models, tmp_pat
         for how in ("classifier", "prototypes")
     ]
     assert runs[0].sha256 == runs[1].sha256
-    correct = [[(r["round"], r["domain"], r["correct"]) for r in done.rows("history.csv")] for done in runs]
+    correct = [[(r["round"], r["domain"], r["correct"]) for r in done.history()] for done in runs]
     assert correct[0] != correct[1]
     assert correct[0][:3] == correct[1][:3]  # round 0 has no prototypes
     assert runs[1].averages()[-1] > 50

@@ -107,9 +107,7 @@ def test_adapted_scores_leave_no_trace(tmp_path):
         settings = toy_settings("per_fedavg", tmp_path / str(steps), hyper={"adapt_steps": steps})
         runs[steps] = run(settings, TouchedEngine(settings))
     assert len({done.sha256 for done in runs.values()}) == 1
-    scores = {
-        steps: [(r["round"], r["domain"], r["loss"]) for r in done.rows("history.csv")] for steps, done in runs.items()
-    }
+    scores = {steps: [(r["round"], r["domain"], r["loss"]) for r in done.history()] for steps, done in runs.items()}
     assert scores[0] != scores[1] != scores[2]
     assert [runs[steps].summary["scored"] for steps in (0, 1)] == ["global model", "own model"]
 

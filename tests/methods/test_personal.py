@@ -32,7 +32,7 @@ def weights_of(done):
 
 
 def losses(done, client):
-    return [row["losses"] for row in done.rows("activity.csv") if row["client"] == client]
+    return [row["losses"] for row in done.replies() if row["client"] == client]
 
 
 # ---- SingleSet -------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_fedbn_scores_with_statistics_of_the_averaged_weights_if_asked(tmp_path)
     )
     assert plain.sha256 == fresh.sha256  # a score leaves no trace
     assert losses(plain, "dark-0") == losses(fresh, "dark-0")
-    scores = [[(r["round"], r["client"], r["loss"]) for r in done.rows("history.csv")] for done in (plain, fresh)]
+    scores = [[(r["round"], r["client"], r["loss"]) for r in done.history()] for done in (plain, fresh)]
     assert scores[0] != scores[1]
 
 

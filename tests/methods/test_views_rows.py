@@ -62,7 +62,7 @@ def test_every_method_has_its_row_with_random_convolutions(method, root, tmp_pat
     assert losses(done)[:first] != losses(without)
     assert steps(done)[:first] == steps(without)  # a batch is longer, not more
     assert all(math.isfinite(value) for terms in losses(done) for value in terms.values())
-    assert not [row for row in done.rows("activity.csv") if row["status"] not in ("trained", "scaled", "scored")]
+    assert not [row for row in done.replies() if row["status"] not in ("trained", "scaled", "scored")]
     assert sent(done)[:first] == sent(without)
 
 

@@ -101,10 +101,10 @@ def test_records_are_data_frames_with_numbers(trained: SimpleNamespace) -> None:
     assert dict(zip(last["domain"], last["accuracy"], strict=True)) == pytest.approx(run.accuracy, abs=1e-4)
     assert list(run.scores.index) == [0, 1, 2]
     assert run.scores.loc[2, "average"] == run.average
-    trained_rows = run.activity[run.activity["status"].isin(["trained", "scaled"])]
+    trained_rows = run.replies[run.replies["status"].isin(["trained", "scaled"])]
     assert trained_rows.groupby("round")["client"].nunique().tolist() == [4, 4]
-    assert pd.api.types.is_numeric_dtype(run.activity["bytes_up"])
-    assert pd.api.types.is_numeric_dtype(run.activity["seconds_train"])
+    assert pd.api.types.is_numeric_dtype(run.replies["bytes_up"])
+    assert pd.api.types.is_numeric_dtype(run.replies["seconds_train"])
 
 
 def test_confusion_counts_are_those_of_the_score(trained: SimpleNamespace) -> None:
@@ -208,13 +208,9 @@ def test_a_table_has_the_cells_of_the_printed_one(trained: SimpleNamespace) -> N
 def without_sketch(folder: Path, target: Path) -> gf.Run:
     """A copy of a run whose last score lacks a domain that round 1 has."""
     shutil.copytree(folder, target)
-    for path in (target / "history.csv", target / "confusion.jsonl"):
-        kept = []
-        for line in path.read_text().splitlines():
-            last = line.startswith(("2,", '{"round": 2,'))
-            if not (last and "sketch" in line):
-                kept.append(line)
-        path.write_text("\n".join(kept) + "\n")
+    path = target / "scores.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not ('"round": 2,' in line and "sketch" in line)))
     path = target / "summary.json"
     summary = json.loads(path.read_text())
     for rule in summary["scores"].values():

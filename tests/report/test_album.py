@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from common.metrics import ClassTotals, cells_of, counts_fit
 from common.prototypes import PrototypeSet
+from common.scores import class_totals
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.results.run import RunFolder
 from server.run.prototype_log import (
     MAX_ROUNDS,
     MAX_VALUES,
-    Confusions,
     PrototypeLog,
     kept_rounds,
     read_pages,
 )
 from server.run.schema import read_lines
-
-GOOD = {"domain": "dark", "count": 6, "correct": 3, "confusion": [[1, 2], [1, 2]]}
+from tests.support.runs import TouchedEngine, run
+from tests.support.toy import toy_settings
 
 
 def rows(labels: list[int], size: int = 3, scale: float = 1.0) -> PrototypeSet:
@@ -25,15 +30,13 @@ def rows(labels: list[int], size: int = 3, scale: float = 1.0) -> PrototypeSet:
     return PrototypeSet(vectors, torch.tensor(labels), torch.ones(count))
 
 
-def test_confusion_counts_come_back_in_coordinates(tmp_path: Path) -> None:
-    kept = Confusions(tmp_path / "confusion.jsonl")
-    assert kept.add(4, "dark-0", GOOD, 2)
-    (line,) = read_lines(tmp_path / "confusion.jsonl")
-    assert (line["round"], line["client"], line["domain"], line["classes"]) == (4, "dark-0", "dark", 2)
-    dense = [[0, 0], [0, 0]]
-    for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
-        dense[true][predicted] = count
-    assert dense == GOOD["confusion"]
+def test_confusion_counts_come_back_in_coordinates() -> None:
+    confusion = [[1, 2, 0], [0, 2, 0], [0, 0, 0]]
+    cells = cells_of(confusion)
+    assert cells == {"classes": 3, "true": [0, 0, 1], "predicted": [0, 1, 1], "count": [1, 2, 2]}
+    totals = ClassTotals.empty(3)
+    totals.add_cells(cells)
+    assert totals == ClassTotals.of(confusion)
 
 
 @pytest.mark.parametrize(
@@ -51,27 +54,38 @@ def test_confusion_counts_come_back_in_coordinates(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_confusion_counts_that_contradict_the_score_are_left_out(tmp_path: Path, counts: object) -> None:
-    kept = Confusions(tmp_path / "confusion.jsonl")
-    assert not kept.add(1, "dark-0", {**GOOD, "confusion": counts}, 2)
-    assert read_lines(tmp_path / "confusion.jsonl") == []
+def test_confusion_counts_that_contradict_the_score_do_not_fit(counts: object) -> None:
+    assert counts_fit([[1, 2], [1, 2]], 2, 6, 3)
+    assert not counts_fit(counts, 2, 6, 3)
+
+
+def test_counts_that_do_not_fit_are_left_out_and_so_is_the_domain_s_metric(tmp_path: Path) -> None:
+    """Another client of the domain sent counts: a metric of its images alone would be of fewer images."""
+
+    def edit(request: Request, payload: Payload) -> Payload:
+        scores = [{**entry, "confusion": [[1]]} for entry in payload.header["scores"]]
+        if request.client != "dark-0":
+            return payload
+        return replace(payload, header={**payload.header, "scores": scores})
+
+    settings = toy_settings("fedbn", tmp_path, train={"rounds": 1})
+    done = run(settings, TouchedEngine(settings, edit=edit))
+    without = {line["client"] for line in read_lines(done.folder / "scores.jsonl") if "confusion" not in line}
+    assert without == {"dark-0"}
+    assert {domain for _, domain in RunFolder(done.folder).class_totals} == {"bright", "noisy"}
+    line = read_lines(done.folder / "scores.jsonl")[0]
+    both = class_totals([line, {**line, "client": "other"} | {"confusion": line.get("confusion", {})}])
+    assert len(both) == 1
+    assert class_totals([line, {name: line[name] for name in line if name != "confusion"}]) == {}
 
 
 def test_a_resumed_run_writes_later_rounds_again(tmp_path: Path) -> None:
-    kept = Confusions(tmp_path / "confusion.jsonl")
     prototype_log = PrototypeLog(tmp_path / "prototypes")
     for number in (1, 2, 3):
-        kept.add(number, "dark-0", GOOD, 2)
         prototype_log.add(number, rows([0, 1]), [])
-    with (tmp_path / "confusion.jsonl").open("a") as stream:
-        stream.write('{"round": 4, "cli')  # killed while writing
-    Confusions(tmp_path / "confusion.jsonl", keep_until=2)
     PrototypeLog(tmp_path / "prototypes", keep_until=2)
-    assert [line["round"] for line in read_lines(tmp_path / "confusion.jsonl")] == [1, 2]
     assert [page.round for page in read_pages(tmp_path / "prototypes")] == [1, 2]
-    Confusions(tmp_path / "confusion.jsonl")
     PrototypeLog(tmp_path / "prototypes")
-    assert read_lines(tmp_path / "confusion.jsonl") == []
     assert read_pages(tmp_path / "prototypes") == []
 
 

@@ -21,6 +21,7 @@ from server.results.groups import group_runs
 from server.results.report import results
 from server.results.report.page import render
 from server.results.run import find_runs
+from tests.support.records import Line, rewrite, without_counts
 
 NAMES = list(Toy().class_names)
 
@@ -139,7 +140,7 @@ def test_what_has_no_recalls_says_so(
 
 def test_a_run_without_counts_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "fedprox", tmp_path / "run")
-    (tmp_path / "run/confusion.jsonl").unlink()
+    without_counts(tmp_path / "run")
     assert main(["table", str(tmp_path), "--classes"]) == 1
     assert f"{tmp_path / 'run'} has no confusion counts" in capsys.readouterr().err
 
@@ -158,9 +159,11 @@ def test_a_missing_domain_makes_the_values_over_domains_partial(
 ) -> None:
     shutil.copytree(folder / "fedprox", tmp_path / "run")
     without_domain(tmp_path / "run", "dark")
-    lines = (tmp_path / "run/confusion.jsonl").read_text().splitlines()
-    kept = [line for line in lines if not (json.loads(line)["round"] == 3 and json.loads(line)["domain"] == "dark")]
-    (tmp_path / "run/confusion.jsonl").write_text("\n".join(kept) + "\n")
+
+    def unscored(line: Line) -> Line | None:
+        return None if (line["round"], line["domain"]) == (3, "dark") else line
+
+    rewrite(tmp_path / "run/scores.jsonl", unscored)
     assert main(["table", str(tmp_path), "--classes"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "† partial, not ranked: fedprox: seed 0: without dark (last scored in round 2)" in shown
@@ -176,12 +179,12 @@ def test_a_missing_domain_makes_the_values_over_domains_partial(
 
 def test_a_class_without_test_images_has_no_recall(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "fedprox", tmp_path / "run")
-    changed: list[str] = []
-    for text in (tmp_path / "run/confusion.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        line["true"] = [max(label, 1) for label in line["true"]]
-        changed.append(json.dumps(line))
-    (tmp_path / "run/confusion.jsonl").write_text("\n".join(changed) + "\n")
+
+    def relabelled(line: Line) -> Line:
+        line["confusion"]["true"] = [max(label, 1) for label in line["confusion"]["true"]]
+        return line
+
+    rewrite(tmp_path / "run/scores.jsonl", relabelled)
     (board,) = group_runs(find_runs([str(tmp_path)]))
     (table,) = class_tables(board, "final")
     assert table.rows[0].texts() == ["-"] * (len(DOMAINS) + 2)

@@ -22,6 +22,7 @@ from server.results.groups import group_runs
 from server.results.report.page import render
 from server.results.run import find_runs
 from server.run.schema import read_lines
+from tests.support.records import without_counts
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_the_report_has_a_table_of_each_metric_where_counts_are_recorded(folder:
         mean = np.mean([run.metrics()[metric].mean() for run in gf.load_runs(folder)])
         assert f"{mean:.2f}" in page
     shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "copy/1/confusion.jsonl").unlink()
+    without_counts(tmp_path / "copy/1")
     without = render(group_runs(find_runs([str(tmp_path / "copy")])))
     assert "Other metrics" in page
     assert "Other metrics" not in without
@@ -108,11 +109,12 @@ def test_counts_of_impossible_classes_are_refused(
 ) -> None:
     lines: list[str] = []
     for classes, true, predicted in ((4, [1], [3]), second):
-        line = {"round": 0, "client": "a-0", "domain": "a", "classes": classes}
-        lines.append(json.dumps(line | {"true": true, "predicted": predicted, "count": [2]}))
-    (tmp_path / "confusion.jsonl").write_text("\n".join(lines))
+        line = {"round": 0, "client": "a-0", "domain": "a", "scored_on": "test", "count": 2, "correct": 0, "loss": 1.0}
+        cells = {"classes": classes, "true": true, "predicted": predicted, "count": [2]}
+        lines.append(json.dumps(line | {"confusion": cells}))
+    (tmp_path / "scores.jsonl").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=complaint):
-        read_lines(tmp_path / "confusion.jsonl")
+        read_lines(tmp_path / "scores.jsonl")
 
 
 def test_a_table_names_its_metric(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +124,7 @@ def test_a_table_names_its_metric(folder: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_metric_without_counts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(toy_settings("fedavg", tmp_path / "run"))
-    (tmp_path / "run" / "confusion.jsonl").unlink()
+    without_counts(tmp_path / "run")
     assert main(["table", str(tmp_path)]) == 0
     assert main(["table", str(tmp_path), "--metric", "macro_f1"]) == 1
     assert "--metric accuracy" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Pa
 def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
     folders: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    for name in ("config.yaml", "history.csv", "summary.json"):
+    for name in ("config.yaml", "scores.jsonl", "summary.json"):
         (tmp_path / name).write_bytes((folders["partial"] / name).read_bytes())
     summary = json.loads((tmp_path / "summary.json").read_text())
     for rule in summary["scores"].values():

@@ -122,9 +122,9 @@ def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards
 
 def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
     record = boards[0].groups[0].runs[0]
-    rows = [row for row in record.activity if row["round"] == "3" and row["status"] in ("trained", "scaled")]
+    rows = [row for row in record.replies if row["round"] == 3 and row["status"] in ("trained", "scaled")]
     total = sum(float(row["samples"]) for row in rows)
-    expected = sum(float(row["samples"]) * json.loads(row["losses"])["cross_entropy"] for row in rows) / total
+    expected = sum(float(row["samples"]) * row["losses"]["cross_entropy"] for row in rows) / total
     assert train_losses(record)["cross entropy"][3] == pytest.approx(expected)
 
 

@@ -97,8 +97,8 @@ def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
 
 def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
-    path = tmp_path / "run" / "activity.csv"
-    path.write_text(path.read_text().replace(",trained,", ",scaled,", 2))
+    path = tmp_path / "run" / "replies.jsonl"
+    path.write_text(path.read_text().replace('"trained"', '"scaled"', 2))
     rows = client_rows(RunFolder(tmp_path / "run"))
     assert sum(row["scaled"] for row in rows) == 2
     assert [row["unused"] for row in rows] == [0] * len(rows)

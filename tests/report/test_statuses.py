@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,10 @@ from common.wire.payload import Payload
 from server.cli import main
 from server.results.groups import group_runs
 from server.results.report.page import write_report
-from server.results.report.results import client_rows, event_rows
+from server.results.report.results import client_rows
 from server.results.run import RunFolder
 from server.run.conduct import run_federation
 from server.run.history import answers
-from server.run.schema import read_lines, read_rows
 from server.trackers.events import counts_text, plain_lines
 from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
@@ -78,11 +76,11 @@ def test_each_status_has_its_own_count_everywhere(
     summary = run_federation(settings, engine, [view, plain_lines(settings), track])
     others = {"scaled", "refused"} - {status}
     done = RunFolder.open(tmp_path / "run")
-    mine = [row for row in done.activity if row["client"] == "dark-0" and row["round"] in ("2", "3")]
+    mine = [row for row in done.replies if row["client"] == "dark-0" and row["round"] in (2, 3)]
     assert [row["status"] for row in mine] == [status, status]
     assert all(REASONS[status] in row["reason"] for row in mine)
     assert summary["answers"][status] == 2
-    assert summary["answers"] == done.answers == answers(done.activity)
+    assert summary["answers"] == done.answers == answers(done.replies)
     assert list(summary["answers"]) == ["admitted", *COUNTED_STATUSES]
     assert all(summary["answers"][other] == 0 for other in others)
     assert [entry["client"] for entry in done.events if entry["event"] == f"client {status}"] == ["dark-0", "dark-0"]
@@ -144,53 +142,6 @@ def test_every_status_fits_a_narrow_view_with_the_reason_first(width: int, tmp_p
     assert "none failed" not in text
     assert "fewer than registered count: 20 clients" in text
     assert not view.notes, "twenty notes of one kind would hide all others"
-
-
-def as_earlier(folder: Path) -> None:
-    """Rewrite a run's record as earlier versions wrote it."""
-    path = folder / "activity.csv"
-    lines = path.read_text().splitlines()
-    changed: list[str] = []
-    reasons = iter([EARLIER, OPPOSED, f"{EARLIER}; {OPPOSED}"])
-    for line in lines:
-        if ",trained,," in line and (reason := next(reasons, None)):
-            line = line.replace(",trained,,", f',clipped,"{reason}",')
-        changed.append(line)
-    path.write_text("\n".join(changed) + "\n")
-    with (folder / "events.jsonl").open("a") as stream:
-        for reason in (EARLIER, OPPOSED):
-            entry = {"event": "client clipped", "time": 1.0, "round": 1, "client": "dark-0", "reason": reason}
-            stream.write(json.dumps(entry) + "\n")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["answers"] = {"admitted": 9, "clipped": 3, "refused": 0, "failed": 0, "lost": 0, "late": 0}
-    del summary["counts_less"]
-    (folder / "summary.json").write_text(json.dumps(summary))
-
-
-def test_records_of_earlier_versions_are_read_under_the_present_names(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run(toy_settings("fedavg", folder, train={"rounds": 3}))
-    as_earlier(folder)
-    done = RunFolder.open(folder)
-    assert [row["status"] for row in done.activity if row["status"] not in ("trained", "scored")] == [
-        *("scaled", "left out", "left out")
-    ]
-    assert read_rows(folder / "activity.csv") == done.activity
-    assert {**done.answers} == {"admitted": 7, **dict.fromkeys(COUNTED_STATUSES, 0), "scaled": 1, "left out": 2}
-    assert [entry["event"] for entry in read_lines(folder / "events.jsonl")][-2:] == [
-        "client scaled",
-        "client left out",
-    ]
-    assert [row["name"] for row in event_rows(done)][-2:] == ["client scaled", "client left out"]
-    (board,) = group_runs([done])
-    assert any("1 of 7 updates scaled, 2 left out" in note for note in board.notes())
-    page = write_report([str(tmp_path)]).read_text()
-    assert '<th scope="col">left out</th>' in page
-    assert "clipped" not in page
-    (folder / "activity.csv").unlink()
-    assert RunFolder.open(folder).answers["scaled"] == 3, "the summary alone cannot tell them apart"
-    longer = run(toy_settings("fedavg", folder, train={"rounds": 4}, resume=True))
-    assert "clipped" not in (longer.folder / "events.jsonl").read_text()
 
 
 def test_clients_that_count_less_are_in_summary_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from server.results.frames import score_frame
 from server.results.groups import Board, group_runs
 from server.results.run import RunFolder, find_runs
 from server.results.table import table_text
+from tests.support.records import rewrite
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunFolder:
@@ -129,14 +130,7 @@ def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(fo
     place = tmp_path / "resumed"
     config = yaml.safe_load((place / "config.yaml").read_text())
     (place / "config.yaml").write_text(yaml.safe_dump({**config, "seed": 1}))
-    lines = (place / "history.csv").read_text().splitlines()
-    count = lines[0].split(",").index("count")
-    for number, line in enumerate(lines):
-        cells = line.split(",")
-        if cells[0] == "1":
-            cells[count] = "50"
-            lines[number] = ",".join(cells)
-    (place / "history.csv").write_text("\n".join(lines) + "\n")
+    rewrite(place / "scores.jsonl", lambda line: line | ({"count": 50} if line["round"] == 1 else {}))
     (board,) = group_runs(find_runs([str(tmp_path)]))
     assert len(board.groups) == 1, "without a resume, it is how the data are"
     events = (place / "events.jsonl").read_text().splitlines()
@@ -148,3 +142,25 @@ def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(fo
     assert "and 50 images" in resumed.label
     assert "scored on" not in fresh.label
     assert any("50 test images" in note for note in board.notes())
+
+
+def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path, tmp_path: Path) -> None:
+    """Their settings are the same: images were added between two runs."""
+    for number, name in enumerate(("first", "second")):
+        shutil.copytree(folder / "run", tmp_path / name)
+        place = tmp_path / name
+        config = yaml.safe_load((place / "config.yaml").read_text())
+        (place / "config.yaml").write_text(yaml.safe_dump({**config, "seed": number}))
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (group,) = board.groups
+    assert "scored on" not in group.label
+    summary = json.loads((place / "summary.json").read_text())
+    lines = RunFolder(place).all_scores
+    assert summary["images"] == {line["domain"]: line["count"] for line in lines}
+    domain = next(iter(summary["images"]))
+    summary["images"][domain] = 50
+    (place / "summary.json").write_text(json.dumps(summary))
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    (group,) = board.groups
+    assert "and 50 images" in group.label
+    assert any("not of the same images" in note for note in board.notes())

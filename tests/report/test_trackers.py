@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,9 @@ from common.choices import CONF, trust
 from common.config import build, checked, compose_config
 from common.errors import ConfigError, some_of, summarised
 from common.metrics import COUNTED
+from common.scores import score_row
 from common.settings import RunSettings
+from server.run.schema import read_lines
 from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
 from server.trackers.events import plain_lines
 from server.trackers.mlflow import MLflowTracker
@@ -34,19 +35,17 @@ def with_tracker(settings: RunSettings, **chosen: Any) -> RunSettings:
 def expected_points(folder: Path) -> set[Point]:
     """Every row of the run's own files as the points that a tracker must have."""
     points: set[Point] = set()
-    with (folder / "history.csv").open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            number = int(row["round"])
-            points.add((f"accuracy/{row['domain']}/{row['client']}", number, float(row["accuracy"])))
-            for metric in COUNTED:
-                points.add((f"{metric}/{row['domain']}/{row['client']}", number, float(row[metric])))
-                points.add((f"summary/{metric}/{row['domain']}", number, float(row[metric])))  # one client a domain
-            points.add((f"test_loss/{row['domain']}/{row['client']}", number, float(row["loss"])))
-    with (folder / "activity.csv").open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            if row["status"] in ("trained", "scaled", "scored"):
-                points.add((f"bytes/up/{row['client']}", int(row["round"]), float(row["bytes_up"])))
-                points.add((f"seconds/train/{row['client']}", int(row["round"]), float(row["seconds_train"])))
+    for row in map(score_row, read_lines(folder / "scores.jsonl")):
+        number = row["round"]
+        points.add((f"accuracy/{row['domain']}/{row['client']}", number, row["accuracy"]))
+        for metric in COUNTED:
+            points.add((f"{metric}/{row['domain']}/{row['client']}", number, row[metric]))
+            points.add((f"summary/{metric}/{row['domain']}", number, row[metric]))  # one client a domain
+        points.add((f"test_loss/{row['domain']}/{row['client']}", number, row["loss"]))
+    for line in read_lines(folder / "replies.jsonl"):
+        if line["status"] in ("trained", "scaled", "scored"):
+            points.add((f"bytes/up/{line['client']}", line["round"], line["bytes_up"]))
+            points.add((f"seconds/train/{line['client']}", line["round"], line["seconds_train"]))
     assert len({number for _, number, _ in points}) == 4  # rounds 0 to 2, and the last trip, which only scores
     return points
 
@@ -185,7 +184,7 @@ def test_trackers_are_closed_when_the_run_fails(tmp_path: Path) -> None:
 def test_failures_are_rows_too(tmp_path: Path) -> None:
     settings = spied(toy_settings("fedavg", tmp_path / "run"))
     run(settings, TouchedEngine(settings, failing=lambda request: request.client.startswith("dark")))
-    rows = [row for name, entry in SPIES[-1].told if name == "activity" for row in entry["rows"]]
+    rows = [row for name, entry in SPIES[-1].told if name == "replies" for row in entry["rows"]]
     assert {row["status"] for row in rows if row["client"].startswith("dark")} == {"failed"}
     done = [entry for name, entry in SPIES[-1].told if name == "round done"]
     assert [entry["outcomes"] for entry in done] == [{"failed": 1, "trained": 2}] * 2
@@ -194,7 +193,7 @@ def test_failures_are_rows_too(tmp_path: Path) -> None:
 def test_scalars_of_an_unknown_event_are_none() -> None:
     assert scalars("start", {"round": 0}) == []
     row = {"round": 3, "client": "a-0", "losses": '{"cross_entropy": 0.5}', "seconds_train": "", "bytes_up": 7}
-    assert scalars("activity", {"rows": [row]}) == [
+    assert scalars("replies", {"rows": [row]}) == [
         Scalar("train_loss/cross_entropy/a-0", 3, 0.5),
         Scalar("bytes/up/a-0", 3, 7.0),
     ]

@@ -17,7 +17,7 @@ test_subset.__test__ = False  # type: ignore[attr-defined]  # a function of the 
 
 def trained(done: Run) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for row in done.rows("activity.csv"):
+    for row in done.replies():
         if row["status"] in ("trained", "scaled"):
             found.setdefault(row["client"], []).append(int(row["round"]))
     return found
@@ -46,7 +46,7 @@ def test_a_test_subset_is_the_same_in_every_run(tmp_path: Path) -> None:
     assert test_subset(split, None, "bright") is split
     assert test_subset(split, 16, "bright") is split
     done = run(toy_settings("fedavg", tmp_path, rounds={"test_samples": 5}))
-    assert {row["count"] for row in done.rows("history.csv")} == {"5"}
+    assert {row["count"] for row in done.history()} == {"5"}
 
 
 # ---- unseen domains --------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_leaving_out_a_run(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, overrides=overrides)
     done = run(settings)
     assert set(trained(done)) == {"bright-0", "dark-0"}
-    assert {row["domain"] for row in done.rows("history.csv")} == set(DOMAINS)
+    assert {row["domain"] for row in done.history()} == set(DOMAINS)
 
 
 def test_mistakes_in_what_is_left_out() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from server.reproduction.pages import Picture, pages
 from server.reproduction.published import PublishedRow, PublishedTable, Reduction
 from server.results.run import RunFolder
 from server.results.seeds import Value, curve
-from server.run.history import SCORES
+from server.run.history import append_lines
 
 
 def summary(first: float, second: float, fonts: float, megabytes: float = 2.0) -> dict[str, Any]:
@@ -193,12 +192,9 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
         (2, "b", 10, 4),
         (3, "a", 10, 9),  # b was not scored: a mean would be of other domains
     ]
-    with (tmp_path / "history.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, SCORES, restval="0")
-        writer.writeheader()
-        for number, domain, count, correct in rows:
-            row = {"round": number, "domain": domain, "scored_on": "test"}
-            writer.writerow(row | {"count": count, "correct": correct})
+    for number, domain, count, correct in rows:
+        scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
+        append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
     both, all_ = curve([RunFolder(tmp_path)], ["a", "b"]), curve([RunFolder(tmp_path)])
     assert both == {1: Value(75.0, None), 2: Value(60.0, None)}
     assert all_ == both

@@ -130,13 +130,13 @@ def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest,
     keep_records(kept, jobs, kept.seeds)
     files = {str(file.relative_to(tmp_path / "kept")) for file in (tmp_path / "kept").rglob("*") if file.is_file()}
     runs = {f"demo/{job.folder.parent.name}/seed-0" for job in jobs}
-    assert files == {f"{run}/{name}" for run in runs for name in ("summary.json", "history.csv")} | {
+    assert files == {f"{run}/{name}" for run in runs for name in ("summary.json", "scores.jsonl")} | {
         "demo.md", "demo.png", "demo-bars.png",
     }  # fmt: skip
     for job in jobs[:1]:
         copied = tmp_path / "kept" / "demo" / job.folder.parent.name / "seed-0" / "summary.json"
         assert copied.read_bytes() == (job.folder / "summary.json").read_bytes()
-    assert not [file for file in files if file.endswith(("md", "json", "csv"))
+    assert not [file for file in files if file.endswith(("md", "json", "jsonl"))
                 and str(request.folder) in (tmp_path / "kept" / file).read_text()]  # fmt: skip
     again = replace(kept, seeds=(0,), records=str(tmp_path / "again"))
     reproduce(again, quiet())

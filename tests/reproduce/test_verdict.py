@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import re
 import statistics
@@ -15,7 +14,7 @@ from test_comparison import comparison, summary
 from server.reproduction.comparison import EXACT, agreement, levels
 from server.reproduction.pages import pages
 from server.reproduction.verdict import Claim, Order, Verdict, verdict
-from server.run.history import SCORES
+from server.run.history import append_lines
 
 WORDS = r"\*\*(yes|mostly|no)\*\*"
 
@@ -45,13 +44,10 @@ def test_the_tolerance_is_half_the_step_that_one_image_makes(tmp_path: Path) -> 
     for number, line in enumerate(found.lines):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with (folder / "history.csv").open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, SCORES, restval="0")
-            writer.writeheader()
-            for domain, count in (("mnist", 500), ("usps", 200), ("computer_fonts", 100)):
-                for client in ("a", "b") if domain == "usps" else ("a",):
-                    row = {"round": 1, "client": client, "domain": domain, "scored_on": "test"}
-                    writer.writerow(row | {"count": count, "correct": 1})
+        for domain, count in (("mnist", 500), ("usps", 200), ("computer_fonts", 100)):
+            for client in ("a", "b") if domain == "usps" else ("a",):
+                scored = {"round": 1, "client": client, "domain": domain, "scored_on": "test", "loss": 0.0}
+                append_lines(folder / "scores.jsonl", [scored | {"count": count, "correct": 1}])
         lines.append(dataclasses.replace(line, folders=dict.fromkeys(line.summaries, folder)))
     counted = dataclasses.replace(found, lines=tuple(lines))
     mnist, usps, _ = counted.columns

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from common.errors import PayloadError
+from common.scores import score_row
 from common.settings import RunSettings
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload, encoded_size
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Admit, Failure
+from server.run.history import reply_row
+from server.run.schema import REPLIES, SCORES, read_lines
 from strategies.core.federation import Reply
 
 Edit = Callable[[Request, Payload], Payload]
@@ -120,18 +122,26 @@ class Run:
     def sha256(self) -> str:
         return str(self.summary["state_sha256"])
 
-    def rows(self, name: str) -> list[dict[str, str]]:
-        """Rows of ``history.csv`` or ``activity.csv``."""
-        with (self.folder / name).open(newline="") as stream:
-            return list(csv.DictReader(stream))
+    def history(self) -> list[dict[str, str]]:
+        """Rows of ``scores.jsonl`` as texts."""
+        return [_texts(score_row(line)) for line in read_lines(self.folder / SCORES)]
+
+    def replies(self) -> list[dict[str, str]]:
+        """Rows of ``replies.jsonl`` as texts."""
+        return [_texts(reply_row(line)) for line in read_lines(self.folder / REPLIES)]
 
     def scores(self, scored_on: str) -> list[dict[str, str]]:
-        """Rows of ``history.csv`` of ``test`` images or of ``validation`` samples."""
-        return [row for row in self.rows("history.csv") if row["scored_on"] == scored_on]
+        """Rows of ``test`` images or of ``validation`` samples, as texts."""
+        return [row for row in self.history() if row["scored_on"] == scored_on]
 
     def averages(self) -> list[float]:
         """Average accuracy of each scored round."""
         return [float(entry["average"]) for name, entry in self.events if name == "score"]
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row as a CSV file would have it."""
+    return {name: "" if value is None else str(value) for name, value in row.items()}
 
 
 def run(

@@ -64,8 +64,8 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
         for run in board.runs:
             seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
             traffic.append(total_bytes(run))
-            requests += len(run.activity)
-            for row in run.activity:
+            requests += len(run.replies)
+            for row in run.replies:
                 statuses[str(row["status"])] += 1
     figures.append((duration(statistics.fmean(seconds)), "wall time", "mean of a run"))
     figures.append((size(statistics.fmean(traffic)), "traffic", "both ways, mean of a run"))
@@ -199,7 +199,7 @@ def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for client, entry in run.registrations.items():
         rows[client] = _client(client, entry)
-    for row in run.activity:
+    for row in run.replies:
         client, status = str(row["client"]), str(row["status"])
         if client not in rows:
             rows[client] = _client(client, row)
@@ -250,8 +250,8 @@ def cost(run: RunFolder) -> dict[str, dict[str, float]]:
 
 
 def _total(run: RunFolder, column: str) -> float:
-    """Return the sum of a column of ``activity.csv``."""
-    return sum(float(row.get(column) or 0) for row in run.activity)
+    """Return the sum of a column of ``replies.jsonl``."""
+    return sum(float(row.get(column) or 0) for row in run.replies)
 
 
 def total_bytes(run: RunFolder) -> float:

@@ -1,0 +1,25 @@
+"""Changes to the files that a run recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def rewrite(path: Path, edit: Callable[[Line], Line | None]) -> None:
+    """Replace each line of a JSONL file by what ``edit`` makes of it; a line of which it makes nothing is dropped."""
+    kept: list[str] = []
+    for text in path.read_text().splitlines():
+        line = edit(json.loads(text))
+        if line is not None:
+            kept.append(f"{json.dumps(line)}\n")
+    path.write_text("".join(kept))
+
+
+def without_counts(folder: Path) -> None:
+    """Take the confusion counts from a run's scores."""
+    rewrite(folder / "scores.jsonl", lambda line: {name: line[name] for name in line if name != "confusion"})
