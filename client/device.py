@@ -16,6 +16,7 @@ from client.feature_cache import FeatureCache
 from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
+from common.client_state import ClientStore, Version
 from common.data.batches import Split
 from common.data.inspection import compare
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
@@ -25,7 +26,7 @@ from common.numerics import seeded_globals
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage import MODEL_PREFIX, ClientStore, Version, check_run_id, under_prefix, with_prefix
+from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
 from common.versions import package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up

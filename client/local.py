@@ -2,9 +2,10 @@
 
 from client.device import Device, kept_versions
 from client.ledger import FOLDER, Ledger
+from common.client_state import client_stores
 from common.data.protocols import ClientSpec
 from common.settings import RunSettings
-from common.storage import client_stores, folder_name
+from common.storage import folder_name
 
 
 def local_device(settings: RunSettings, spec: ClientSpec) -> Device:

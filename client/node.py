@@ -20,12 +20,13 @@ from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
 from client.resident.messages import Question, Reply
+from common.client_state import client_stores, forget_runs
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, settings_in
-from common.storage import client_stores, folder_name, forget_runs
+from common.storage import folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations

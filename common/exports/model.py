@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from common.client_state import ClientStore, Version
 from common.config import build
 from common.data.batches import standardised
 from common.errors import CheckpointError, ConfigError, DataError, GoldfinchError, PayloadError
@@ -18,7 +19,7 @@ from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage import MODEL_PREFIX, ClientStore, Version, read_tensors, under_prefix
+from common.storage import MODEL_PREFIX, read_tensors, under_prefix
 from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."

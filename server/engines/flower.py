@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +24,7 @@ from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
 from server.engines.inbox import Inbox
+from server.flower.silence import SilenceLimit
 from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
 from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
@@ -49,47 +46,6 @@ MAX_DELAY_SHARE, MAX_POLLING_SHARE = 0.05, 0.1
 """A reply that took t seconds is noticed at most 0.05 t later, and polling takes at most a tenth of the time."""
 
 Outcome = TypeVar("Outcome")
-
-
-class SilenceLimit:
-    """Ends the process if a call inside the ``with`` block takes too long.
-
-    Flower repeats a call to a SuperLink without limit. A SuperLink that received SIGTERM closes its port and waits for
-    the server process, which waits for the SuperLink. The last complete round is in the checkpoint by then.
-
-    Args:
-        seconds: longest time that a call may take; infinity sets no limit.
-        on_silence: called with the reason before the process ends.
-    """
-
-    def __init__(self, seconds: float, on_silence: Callable[[str], None] | None = None) -> None:
-        self.seconds = seconds
-        self.on_silence = on_silence
-        self._calls: list[threading.Timer] = []
-
-    def __enter__(self) -> None:
-        if self.seconds == inf:
-            return
-        timer = threading.Timer(self.seconds, self._end)
-        timer.daemon = True
-        timer.start()
-        self._calls.append(timer)
-
-    def __exit__(self, *_: object) -> None:
-        if self._calls:
-            self._calls.pop().cancel()
-
-    def _end(self) -> None:
-        print(
-            f"error: the SuperLink has not answered for {self.seconds:.0f} s; the last complete round is kept: start "
-            "the SuperLink again, and resume=true goes on",
-            file=sys.stderr,
-            flush=True,
-        )
-        if self.on_silence is not None:
-            with contextlib.suppress(OSError):  # a full disk must not keep the process
-                self.on_silence(f"the SuperLink has not answered for {self.seconds:.0f} s")
-        os._exit(1)  # Flower's own end of the process would wait for the SuperLink, too
 
 
 class Deadline:

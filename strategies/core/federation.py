@@ -29,8 +29,8 @@ from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, filters_of
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
+from strategies.core.participants import Registry
 from strategies.core.protection import check_protects
-from strategies.core.registry import Registry
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import method_at_defaults, toy_settings
 from torch import Tensor
 
+from common.client_state import ClientStore, Version
 from common.errors import CheckpointError
-from common.storage import ClientStore, Version, tensors_sha256
+from common.storage import tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.run.checkpoint import Checkpoint, Checkpoints

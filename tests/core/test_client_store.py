@@ -11,8 +11,8 @@ from support.own_states import own_state, versions
 from support.toy import toy_settings
 
 from client.device import kept_versions
+from common.client_state import ClientStore, Version
 from common.errors import DataError, PayloadError
-from common.storage import ClientStore, Version
 from common.wire.messages import OwnVersion
 
 

@@ -20,13 +20,13 @@ from support.toy import CLASSES, ChangedToy, Toy, toy_settings
 from client.device import Device
 from client.privacy import Protection
 from common.accounting import composed, epsilon
+from common.client_state import ClientStore
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, PayloadError
 from common.numerics import generator
 from common.privacy import GaussianPrivacy, NoPrivacy, clip_rows, gaussian
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings, settings_of
-from common.storage import ClientStore
 from strategies.core.method import Upload
 from strategies.core.protection import check_nothing_else
 

@@ -473,8 +473,8 @@ def test_sums_that_were_not_asked_for_are_refused(tmp_path: Path) -> None:
 def test_a_private_device_refuses_a_metric_of_the_server_s(tmp_path: Path) -> None:
     from client.device import Device
     from client.ledger import Ledger
+    from common.client_state import ClientStore
     from common.data.protocols import ClientSpec
-    from common.storage import ClientStore
 
     private = toy_settings("fedavg", tmp_path, overrides=("privacy=gaussian", "privacy.update_clip=1.0"))
     engine = TouchedEngine(private)

@@ -28,11 +28,11 @@ from client.node import NODE_KEYS, Node, answer_question
 from client.private_folder import SECRET
 from client.resident.messages import Question
 from common.accounting import composed, epsilon
+from common.client_state import ClientStore
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
-from common.storage import ClientStore
 
 COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
 SYSTEM = "privacy.randomness=system"

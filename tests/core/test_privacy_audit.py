@@ -30,6 +30,7 @@ from client.reasons import REASONS
 from client.resident.messages import Reply as NodeReply
 from common.accounting import epsilon
 from common.choices import choices_of
+from common.client_state import ClientStore
 from common.config import checked
 from common.data.batches import Split
 from common.data.domain import Domain
@@ -37,7 +38,6 @@ from common.data.protocols import ClientSpec, content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
-from common.storage import ClientStore
 from common.wire.messages import Answer, Registration
 from common.wire.payload import Payload
 from strategies.core.federation import Federation

@@ -15,11 +15,11 @@ from test_differential_privacy import exact_epsilon
 
 from client.device import Device
 from client.ledger import Ledger as Kept
+from common.client_state import ClientStore
 from common.data.protocols import ClientSpec
 from common.errors import CheckpointError, ConfigError
 from common.exports.description import read_description
 from common.settings import RunSettings
-from common.storage import ClientStore
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.commands.export import export

@@ -20,7 +20,7 @@ from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, header_of, read_header
 from common.wire.payload import Payload, cast_down, cast_up, decode, encode
 from strategies.core.federation import Federation
-from strategies.core.registry import Registry
+from strategies.core.participants import Registry
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.nodes import OVERRIDES
 
 from client.node import answer_question
 from client.resident.messages import Question
-from common.storage import Version, client_stores, forget_runs
+from common.client_state import Version, client_stores, forget_runs
 
 DAY = 86_400.0
 

@@ -7,8 +7,9 @@ import pytest
 from support.runs import run
 from support.toy import toy_settings
 
+from common.client_state import client_stores
 from common.errors import CheckpointError, ConfigError
-from common.storage import check_run_id, client_stores, folder_name
+from common.storage import check_run_id, folder_name
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation

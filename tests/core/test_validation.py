@@ -16,20 +16,20 @@ from support.runs import TouchedEngine, run
 from support.toy import DOMAINS, Toy, composed, toy_settings
 
 from client.device import Device
+from common.client_state import ClientStore, Version
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
 from common.errors import ConfigError, DataError
 from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
-from common.storage import ClientStore, Version
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main
 from server.engines.inline import InlineEngine
 from server.results.run import RunFolder
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
-from strategies.core.registry import Registry
+from strategies.core.participants import Registry
 
 CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
 

@@ -5,14 +5,14 @@ import sys
 import time
 from pathlib import Path
 
-from server.engines.flower import SilenceLimit
+from server.flower.silence import SilenceLimit
 from server.run.schema import read_lines
 
 SCRIPT = """
 import sys, time
 from functools import partial
 from pathlib import Path
-from server.engines.flower import SilenceLimit
+from server.flower.silence import SilenceLimit
 from server.run.resume import record_interruption
 with SilenceLimit(0.5, partial(record_interruption, Path(sys.argv[1]))):
     time.sleep(60)

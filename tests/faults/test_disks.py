@@ -14,9 +14,9 @@ from support.killable import go_on, with_small_files
 from support.runs import Run, run
 from support.toy import toy_settings
 
+from common.client_state import ClientStore, Version
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
-from common.storage import ClientStore, Version
 from server.cli import main
 from server.engines.inline import InlineEngine
 from server.results.run import RunFolder as FinishedRun

@@ -21,8 +21,8 @@ import pytest
 from support.faults import events, kill_node, node_log, restart_until_admitted, started_by, trials, wait_until
 from support.paced import digest
 
+from common.client_state import ClientStore
 from common.settings import load_settings
-from common.storage import ClientStore
 from common.wire.messages import trained
 from server.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from client.device import Device
 from client.trainer import LocalExchange
+from common.client_state import ClientStore
 from common.data.protocols import ClientSpec
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage import ClientStore
 from common.wire.messages import Registration, Request
 from strategies.core.method import Client, build_model
 

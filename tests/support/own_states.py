@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.storage import ClientStore, Version
+from common.client_state import ClientStore, Version
 
 KEEPING = (
     *("adcol", "combined", "fccl_plus", "fdse", "fedadg", "fedbn", "feddyn", "fedgca", "fedheal", "fedpall", "fedrep"),
