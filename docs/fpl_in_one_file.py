@@ -17,7 +17,7 @@ This file trains the same model as Goldfinch does with the same settings::
     goldfinch run method=fpl data=glyphs train.rounds=5 train.device=cpu
 
 The scores and every tensor are the same (tests/methods/test_one_file.py). Goldfinch adds what is around it: clients as
-separate processes, messages, checks of what arrives, resuming, records, 23 other methods. From Goldfinch this file
+separate processes, messages, checks of what arrives, resuming, records, other methods. From Goldfinch this file
 takes the images and the random numbers, so that both see the same ones.
 """
 
