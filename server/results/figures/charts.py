@@ -159,7 +159,7 @@ def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
         if spreads.any():
             axes.fill_between(rounds, means - spreads, means + spreads, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure:
