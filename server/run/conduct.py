@@ -14,7 +14,7 @@ from common.metrics import RoundScore, best_round, peak_bytes, states
 from common.regular_files import read_small
 from common.run_config import CLASS_NAMES, yaml_of
 from common.scores import RunScores, test_images
-from common.settings import RunSettings
+from common.settings import RunSettings, check_names
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import require_accountant
@@ -61,6 +61,7 @@ def _begin(settings: RunSettings) -> None:
             "or choose another output="
         )
     check_resumable(settings)
+    check_names("class", settings.data.class_names)
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):

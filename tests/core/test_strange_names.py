@@ -9,6 +9,7 @@ from support.toy import toy_settings
 
 from common.client_state import client_stores
 from common.errors import CheckpointError, ConfigError
+from common.settings import check_names
 from common.storage import check_run_id, folder_name
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
@@ -68,3 +69,21 @@ def test_a_checkpoint_with_a_path_as_run_is_not_resumed(name: str, tmp_path: Pat
     with pytest.raises(CheckpointError, match="run's id"):
         run_federation(longer, InlineEngine(longer))
     assert [path.read_bytes() for path in victim.iterdir()] == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "reason"),
+    [
+        ("domain", "red\x1b[31m", "cannot be printed"),
+        ("domain", "a\u202eb", "cannot be printed"),
+        ("class", "=1+1", "formula"),
+        ("domain", "average", "column of every table"),
+        ("domain", "worst", "column of every table"),
+    ],
+    ids=["colour", "order", "formula", "average", "worst"],
+)
+def test_names_that_cannot_be_shown_are_refused_before_a_run(kind: str, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"{reason}.*rename|rename.*{reason}") as found:
+        check_names(kind, ["photo", name])
+    assert str(found.value).isprintable()
+    check_names("class", ["average", "photo", "naïve café"])
