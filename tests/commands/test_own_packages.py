@@ -262,11 +262,11 @@ def test_the_error_for_a_value_to_quote_has_an_example() -> None:
 
 def test_a_run_with_odd_domain_names_is_resumed(tmp_path: Path) -> None:
     odd = ("Zürich-东京", "1 Ward (A & B), it's")
-    for domain in odd:
-        for label in ("猫", "dog"):
+    for shade, domain in enumerate(odd):
+        for colour, label in enumerate(("猫", "dog")):
             (tmp_path / "data" / domain / label).mkdir(parents=True)
             for number in range(4):
-                Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(
+                Image.new("RGB", (16, 16), (60 * number, 60 * shade, 60 * colour)).save(
                     tmp_path / "data" / domain / label / f"{number}.png"
                 )
     place = tmp_path / "läuft"

@@ -332,7 +332,7 @@ def test_the_device_extra_trains_and_lacks_what_only_servers_need(tmp_path: Path
             folder = tmp_path / "data" / domain / place
             folder.mkdir(parents=True)
             for number in range(6):
-                Image.new("RGB", (32, 32), (colour + number, number, 0)).save(folder / f"{number}.png")
+                Image.new("RGB", (32, 32), (colour + number, number, ord(domain))).save(folder / f"{number}.png")
     overrides = ["data=folder", f"data.root={tmp_path / 'data'}", "data.domains=[a,b]", "data.classes=[cat,dog]"]
     overrides += [
         "method=fpl",

@@ -183,7 +183,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
 
 
 def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
-    words = compare_command(tmp_path / "out", "fedavg", "--scores", "leave_one_out", "--studies", "1", "--trials", "1")
+    words = compare_command(tmp_path / "out", "fedavg", "--scores", "leave_one_out", studies=1, trials=1)
     assert main(words) == 0
     finals = [run for run in read_runs(tmp_path / "out" / "runs.csv") if run.kind == "final"]
     assert [run.case for run in finals] == ["leave_out:handwritten", "leave_out:printed"]

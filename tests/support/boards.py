@@ -17,9 +17,9 @@ TINY = [
 ]
 
 
-def compare_command(folder: Path, methods: str, *more: str) -> list[str]:
-    """The arguments of a tiny comparison: two studies of two trials for each field, and a final run of each."""
-    numbers = ["--studies", "2", "--trials", "2", "--runs", "1"]
+def compare_command(folder: Path, methods: str, *more: str, studies: int = 2, trials: int = 2) -> list[str]:
+    """The arguments of a tiny comparison: studies of so many trials for each field, and a final run of each."""
+    numbers = ["--studies", str(studies), "--trials", str(trials), "--runs", "1"]
     return ["compare", "--methods", methods, *TINY, *numbers, "--output", str(folder), *more]
 
 
