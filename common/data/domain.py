@@ -24,9 +24,9 @@ ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
 
 Duplicates = Literal["refuse", "warn", "drop"]
-"""What becomes of test images that are training images. ``warn``: they are counted, said and scored. ``drop``: a domain
-is without the test images that have the same bytes as one of its training images; others are said. ``refuse``: the run
-ends before its first round."""
+"""What becomes of test images that are training images. ``warn``: they are scored, and a warning counts them. ``drop``:
+those with the same bytes as a training image of their domain are not scored, and a warning counts the others.
+``refuse``: the run ends before its first round."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"
 
@@ -131,8 +131,8 @@ class DataSource(ABC):
         Args:
             domain: one of ``domains``.
             root: the folder of the files instead of ``self.root`` (a node's data-dir).
-            own: whether ``root`` may be the domain's own folder, as on a device that holds this domain alone. Without
-                ``root``, as in a simulation, it never is: one folder would serve as every domain.
+            own: whether ``root`` may be the folder of this domain, as on a device that has no other. Without ``root``,
+                as in a simulation, it never is: every domain would get the same images.
 
         Raises:
             DataError: unknown domain, missing or damaged files, or an empty split.
@@ -181,7 +181,7 @@ class DataSource(ABC):
         """Return ``domain`` read from ``self.root``, an absolute path."""
 
     def _read_own(self, domain: str) -> Domain:
-        """Return ``domain`` read from ``self.root``, which may be its own folder: a device holds this domain alone."""
+        """Return ``domain`` read from ``self.root``, which may be its own folder on a device that has no other."""
         return self._read(domain)
 
 

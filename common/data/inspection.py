@@ -1,4 +1,4 @@
-"""Whether what was read is what it seems: images that are in two places, or have two labels, and classes of no site."""
+"""Checks of the images of a run: copies in two places, images with two labels, classes without training images."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ class Place:
 
 
 def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False) -> None:
-    """Read all domains of a simulation, and compare them. Generated data are not brought by anyone, and not read.
+    """Read all domains of a simulation and compare them; generated data are not read.
 
     Args:
         source: the data set.
@@ -64,12 +64,12 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
 
 
 def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
-    """Look for images that are equal, pixel by pixel, after they were read.
+    """Find images with equal pixels, and values in a small part of the range.
 
     Args:
         source: the data set. Its ``on_duplicates`` says what becomes of test images that are training images.
         domains: all domains of a simulation, or the one of a device.
-        private: whether nothing may follow from training images. Then all is said and nothing refused.
+        private: whether no decision may depend on training images. Then every finding is a warning.
 
     Raises:
         DataError: two domains hold the same images; an image of the user's own has two labels; or a test image is a
@@ -79,26 +79,26 @@ def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = Fa
         if sliver := sliver_of(domain.train.images.numpy()):
             low, high = sliver
             warn_once(
-                f"{source.name}: the training images of {domain.name} hold {low} to {high} of 0 to 255 alone; scale "
-                "them to the whole range (data=folder: data.range)"
+                f"{source.name}: the training images of {domain.name} have only the values {low} to {high} of 0 to 255; scale "
+                "them to all of it (data=folder: data.range)"
             )
     by_content = _places(domains)
     several = [places for places in by_content.values() if len(places) > 1]
     refused = _same_domains(by_content)
-    said: list[str] = []
+    warnings: list[str] = []
     labels = _two_labels(source, several)
     if source.own_images:
         refused += labels
     else:
-        said += labels
+        warnings += labels
     copies = _trained_and_scored(source, several)
     if source.on_duplicates == "refuse":
         refused += copies
     else:
-        said += copies
+        warnings += copies
     if refused and not private:
         raise DataError("; ".join(f"{source.name}: {message}" for message in refused))
-    for message in [*refused, *said]:
+    for message in [*refused, *warnings]:
         warn_once(f"{source.name}: {message}")
 
 
@@ -129,7 +129,7 @@ def _name(domain: str, part: str, index: int, files: Sequence[Path]) -> str:
 
 
 def _same_domains(by_content: Mapping[bytes, Sequence[Place]]) -> list[str]:
-    """Return a message for each two domains of which one has no image that the other has not."""
+    """Return a message for each two domains of which one has only images that the other has too."""
     sizes: Counter[str] = Counter()
     shared: Counter[tuple[str, str]] = Counter()
     for places in by_content.values():
