@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from common.choices import imports_of, trusted
 from common.errors import ConfigError
 from common.regular_files import read_small
-from common.wire.messages import printable
+from common.text import printable
 
 FOLDER_KEYS = ("output", "resume", "overwrite")
 """Settings of a run's folder, and of what becomes of a run that is in it."""

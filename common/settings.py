@@ -39,8 +39,8 @@ from common.overrides import CONFIGURATION, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
+from common.text import printable
 from common.versions import CODE, code_sha256
-from common.wire.messages import printable
 
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
@@ -467,7 +467,6 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
     settings = construct(RunSettings, values)
     clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
-    check_names("domain", settings.data.domains)
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     check_kept_step(settings)
     check_test_images(settings.data, settings.privacy)
@@ -481,31 +480,6 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
             "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
-
-
-RESERVED = ("average", "worst", "spread")
-"""Columns of tables beside those of the domains."""
-
-
-def check_names(kind: str, names: Sequence[str]) -> None:
-    """Check the names of domains or classes, which messages, records and tables show.
-
-    Args:
-        kind: ``domain`` or ``class``.
-        names: the names.
-
-    Raises:
-        ConfigError: a name cannot be shown, or is that of another column.
-    """
-    for name in names:
-        shown = printable(name)
-        if shown != name:
-            raise ConfigError(
-                f"{kind} {shown[:100]}: its name has characters that cannot be printed, or begins like a spreadsheet's "
-                "formula; rename its folder, or its entries in the list"
-            )
-        if kind == "domain" and name in RESERVED:
-            raise ConfigError(f"a domain is called {name!r}, as a column of every table is; rename it")
 
 
 def check_kept_step(settings: RunSettings) -> None:

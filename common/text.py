@@ -1,9 +1,12 @@
-"""Numbers, lists and commands as text: sizes, durations, counts, enumerations, lines for a shell."""
+"""Text that people read: sizes, durations, counts, enumerations, lines for a shell, names of strangers."""
 
 import shlex
 from collections.abc import Iterable, Sequence
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+FORMULA = ("=", "+", "-", "@")
+"""First characters of a cell that a spreadsheet would compute."""
 
 
 def size(count: float) -> str:
@@ -64,3 +67,20 @@ def _shell_word(word: str) -> str:
         else:
             shown += f"\\U{ord(letter):08x}"
     return f"$'{shown}'"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return text from a device so that it is safe to show and to write.
+
+    Characters that are not printable are escaped: control characters, line ends, and halves of surrogate pairs. The
+    characters in ``keep`` stay. A text that a spreadsheet would compute gets an apostrophe in front.
+    """
+    shown = ""
+    for character in text:
+        if character.isprintable() or character in keep:
+            shown += character
+        else:
+            shown += character.encode("unicode_escape").decode()
+    if shown.startswith(FORMULA):
+        shown = f"'{shown}"
+    return shown

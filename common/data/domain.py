@@ -18,6 +18,7 @@ from pydantic import Field
 from common.config import Names, check, checked
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
+from common.data.names import check_names
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
@@ -88,6 +89,7 @@ class DataSource(ABC):
 
     def __post_init__(self) -> None:
         check(len(self.domains) > 0, "domains must name at least one domain")
+        check_names("domain", self.domains)
         for domain in self.domains:
             # Domain names become client ids and folder names.
             allowed = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")

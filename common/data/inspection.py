@@ -1,4 +1,4 @@
-"""Checks of the images of a run: copies in two places, images with two labels, classes without training images."""
+"""Checks of the images of a run: copies in two places, and images with two labels."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -59,8 +59,6 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
     if errors:
         raise DataError("; ".join(dict.fromkeys(errors)))
     compare(source, found, private=private)
-    for message in _unused_classes(source, found):
-        warn_once(f"{source.name}: {message}")
 
 
 def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
@@ -79,8 +77,8 @@ def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = Fa
         if sliver := sliver_of(domain.train.images.numpy()):
             low, high = sliver
             warn_once(
-                f"{source.name}: the training images of {domain.name} have only the values {low} to {high} of 0 to 255; scale "
-                "them to all of it (data=folder: data.range)"
+                f"{source.name}: the training images of {domain.name} have only values {low} to {high} of 0 to 255; "
+                "data=folder data.range=[LOW,HIGH] scales them"
             )
     by_content = _places(domains)
     several = [places for places in by_content.values() if len(places) > 1]
@@ -200,28 +198,3 @@ def _trained_and_scored(source: DataSource, several: Sequence[Sequence[Place]]) 
 
 def _counts(counts: Counter[str]) -> str:
     return some_of([f"{domain} {count:,}" for domain, count in counts.most_common()], MAX_NAMED)
-
-
-def _unused_classes(source: DataSource, domains: Sequence[Domain]) -> list[str]:
-    """Return messages about classes without any image, and about those that only test images have."""
-    trained: set[int] = set()
-    scored: defaultdict[int, list[str]] = defaultdict(list)
-    for domain in domains:
-        trained.update(domain.train.labels.unique().tolist())
-        for label in domain.test.labels.unique().tolist():
-            scored[label].append(domain.name)
-    nowhere: list[str] = []
-    only_scored: list[str] = []
-    for label, name in enumerate(source.class_names):
-        if label in trained:
-            continue
-        if label in scored:
-            only_scored.append(f"{name} ({', '.join(scored[label])})")
-        else:
-            nowhere.append(name)
-    messages: list[str] = []
-    if nowhere:
-        messages.append(f"classes without any image, which no model can learn: {some_of(nowhere, MAX_NAMED)}")
-    if only_scored:
-        messages.append(f"classes of test images alone, which no site trains on: {some_of(only_scored, MAX_NAMED)}")
-    return messages

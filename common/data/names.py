@@ -1,8 +1,11 @@
-"""How names that people give are compared: of classes, folders, columns and splits."""
+"""How names that people give are compared and checked: of classes, domains, folders, columns and splits."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+
+from common.errors import ConfigError
+from common.text import printable
 
 SPLIT_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("train", "training", "trn"), "train"),
@@ -64,3 +67,28 @@ def coinciding(names: Iterable[str]) -> tuple[str, str] | None:
         if other != name:
             return other, name
     return None
+
+
+RESERVED = ("average", "worst", "spread")
+"""Columns of tables beside those of the domains."""
+
+
+def check_names(kind: str, names: Iterable[str]) -> None:
+    """Check the names of domains or classes, which messages, records and tables show.
+
+    Args:
+        kind: ``domain`` or ``class``.
+        names: the names.
+
+    Raises:
+        ConfigError: a name cannot be shown, or is that of another column.
+    """
+    for name in names:
+        shown = printable(name)
+        if shown != name:
+            raise ConfigError(
+                f"{kind} {shown[:100]}: its name has characters that cannot be printed, or begins like a spreadsheet's "
+                "formula; rename its folder, or its entries in the list"
+            )
+        if kind == "domain" and name in RESERVED:
+            raise ConfigError(f"a domain is called {name!r}, as a column of every table is; rename it")

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's own from Pyth
 
 from common.config import checked, mistakes
 from common.errors import PayloadError
+from common.text import printable
 
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
@@ -69,26 +70,6 @@ def completed_status(*, train: bool, scaled: bool = False) -> str:
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]
 """Samples per class."""
-
-FORMULA = ("=", "+", "-", "@")
-"""First characters of a cell that a spreadsheet would compute."""
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Return text from a device so that it is safe to show and to write.
-
-    Characters that are not printable are escaped: control characters, line ends, and halves of surrogate pairs. The
-    characters in ``keep`` stay. A text that a spreadsheet would compute gets an apostrophe in front.
-    """
-    shown = ""
-    for character in text:
-        if character.isprintable() or character in keep:
-            shown += character
-        else:
-            shown += character.encode("unicode_escape").decode()
-    if shown.startswith(FORMULA):
-        shown = f"'{shown}"
-    return shown
 
 
 def _printable(value: str) -> str:

@@ -15,7 +15,7 @@ from common.data.image_files import decode_image, is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
-from common.wire.messages import printable
+from common.text import printable
 
 MAX_SHOWN = 40
 """Lines that are printed; a file has all."""

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from common.errors import DISK_ADVICE, ConfigError, GoldfinchError, nearest
 from common.extras import missing_library
 from common.metrics import RULES
-from common.text import shell_line
+from common.text import printable, shell_line
 from server.run.signals import Terminated, terminable
 
 TRACEBACK = "GOLDFINCH_TRACEBACK"
@@ -27,8 +27,6 @@ TRACEBACK = "GOLDFINCH_TRACEBACK"
 
 def _unexpected(error: Exception) -> str:
     """Return the message for an exception that no command expects."""
-    from common.wire.messages import printable  # slow to import, and needed only here
-
     if isinstance(error, ModuleNotFoundError):
         remedy = missing_library(error)
         if remedy is not None:
@@ -45,8 +43,6 @@ def _unexpected(error: Exception) -> str:
 
 
 def _how_to_see_more() -> str:
-    from common.wire.messages import printable
-
     again = shell_line(["goldfinch", *sys.argv[1:]])
     return printable(f"{TRACEBACK}=1 {again} shows where it happened")
 

@@ -18,7 +18,7 @@ from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, inspect_run, settings_of
-from common.wire.messages import printable
+from common.text import printable
 from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink

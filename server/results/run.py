@@ -22,8 +22,8 @@ from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.regular_files import read_small
 from common.run_config import check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
+from common.text import printable
 from common.versions import CODE, hash_of_files
-from common.wire.messages import printable
 from server.run.history import (
     answers,
     check_version,

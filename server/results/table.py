@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError, nearest, writing
 from common.metrics import METRICS
-from common.text import shell_line
-from common.wire.messages import printable
+from common.text import printable, shell_line
 from server.results.classes import class_frame, class_sheet, required_class_tables
 from server.results.frames import NUMBERS, json_table, score_frame, score_sheet
 from server.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.data.names import check_names
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states
 from common.regular_files import read_small
 from common.run_config import CLASS_NAMES, yaml_of
 from common.scores import RunScores, test_images
-from common.settings import RunSettings, check_names
+from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.versions import package_versions, processor
 from server.run.accounting import require_accountant

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.wire.messages import Registration, Request, printable
+from common.text import printable
+from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.core.federation import Closing, Reply
 

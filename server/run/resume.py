@@ -15,9 +15,9 @@ from common.regular_files import read_small
 from common.run_config import contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
-from common.text import shell_line
+from common.text import printable, shell_line
 from common.versions import code_files, package_versions
-from common.wire.messages import Registration, printable
+from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import History, append_lines, check_version
 from server.run.schema import EVENTS, read_lines

@@ -11,7 +11,8 @@ from typing_extensions import TypedDict  # pydantic takes typing's own from Pyth
 
 from common.errors import ConfigError
 from common.regular_files import check_regular
-from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text, printable
+from common.text import printable
+from common.wire.messages import MAX_CLASSES, ClassCounts, Integer, Number, Text
 
 SCORES, REPLIES, EVENTS = "scores.jsonl", "replies.jsonl", "events.jsonl"
 """The three files of a run that grow with it."""

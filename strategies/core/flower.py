@@ -32,7 +32,8 @@ from flwr.server.strategy import Strategy
 from common.errors import PayloadError
 from common.metrics import domain_accuracy
 from common.settings import RunSettings, load_settings, with_method
-from common.wire.messages import Answer, Registration, Request, printable, read_header, request_text
+from common.text import printable
+from common.wire.messages import Answer, Registration, Request, read_header, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import only_blob, read_registrations, read_request, write_registrations
 from strategies.core.federation import Federation, Reply

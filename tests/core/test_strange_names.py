@@ -8,8 +8,8 @@ from support.runs import run
 from support.toy import toy_settings
 
 from common.client_state import client_stores
+from common.data.names import check_names
 from common.errors import CheckpointError, ConfigError
-from common.settings import check_names
 from common.storage import check_run_id, folder_name
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints

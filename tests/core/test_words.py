@@ -16,7 +16,8 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import PayloadError
-from common.wire.messages import FORMULA, MAX_ENTRIES, Answer, Registration, Request, printable, read_header
+from common.text import FORMULA, printable
+from common.wire.messages import MAX_ENTRIES, Answer, Registration, Request, read_header
 from common.wire.payload import Payload
 from server.run.engine import MAX_REASON, MAX_TRACEBACK, Failure
 from server.trackers.live import LiveView

@@ -135,16 +135,6 @@ def test_a_private_run_refuses_what_training_images_would_decide(duplicates: Dup
         check_test_images(Folder(root=str(tmp_path), broken="skip"), privacy)
 
 
-def test_classes_that_no_site_trains_on_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sites(tmp_path)
-    noise(tmp_path / "site_b" / "test" / "bird" / "0.png", 99)
-    source = Folder(root=str(tmp_path), image_size=8, classes=("bird", "cat", "dog", "emu"))
-    with caplog.at_level(logging.WARNING):
-        inspect(source, source.domains)
-    assert "classes without any image, which no model can learn: emu" in caplog.text
-    assert "classes of test images alone, which no site trains on: bird (site_b)" in caplog.text
-
-
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
