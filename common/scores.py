@@ -1,4 +1,4 @@
-"""A run's scores, computed from its records alike for a running, a resumed and a finished run.
+"""A run's scores, computed from its records; a running, a resumed and a finished run are read in the same way.
 
 A line of ``scores.jsonl`` holds what one client counted on one domain in one round. :class:`RunScores` makes of all of
 them the scores of each round by any metric, and the run's scores under each rule.

@@ -345,9 +345,9 @@ def decode_image(
         image_size: height and width of the returned image, pixels.
         name: what error messages call the image.
         resize: see :data:`Resize`.
-        upright: see :class:`Reading`, as the others.
-        value_range: likewise.
-        page: likewise.
+        upright: turn the image as its EXIF orientation says.
+        value_range: the values that become black and white; empty: those of the file's type.
+        page: the page of a TIFF, from 1.
 
     Raises:
         DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, would take

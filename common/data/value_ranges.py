@@ -67,7 +67,7 @@ def remark_on(image: Image.Image, extrema: np.ndarray, read: np.ndarray, name: s
         cause = "transparency"
     lost = varied and span < SMALLEST_SPAN
     if image.mode in BYTE_MODES and cause == "values":
-        lost = False  # its values are as they are; whether all of a domain are alike is asked of the domain
+        lost = False  # nothing is lost by reading; check_remarks() judges the domain's range
     if image.mode.startswith("I") and not ranged:
         lost = lost or low < 0 or high > 65535
     if image.mode == "F" and not ranged:

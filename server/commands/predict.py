@@ -82,15 +82,15 @@ def _row(model: TrainedModel, path: Path) -> dict[str, Any]:
     Raises:
         DataError: the image cannot be read.
     """
-    told = model.description
+    description = model.description
     decoded = decode_image(
         path,
         model.image_size,
         str(path),
-        resize=told.resize,
+        resize=description.resize,
         upright=True,
-        value_range=told.value_range,
-        page=told.page,
+        value_range=description.value_range,
+        page=description.page,
     )
     pixels = torch.from_numpy(decoded.copy()).permute(2, 0, 1)
     images = pixels[None].float() / 255

@@ -282,15 +282,15 @@ class Board:
             metric = group.runs[0].validation_metric
             if group.scored_images:
                 images = " and ".join(map(str, group.scored_images))
-                told = (
+                remark = (
                     f"its runs were scored on {images} test images of a domain, so its mean is not of the same images."
                 )
                 if group.runs[0].changed_scoring:
-                    told = (
+                    remark = (
                         f"some rounds were scored on {images} test images of a domain, as it was resumed with other "
                         "scoring; it is averaged with no other run."
                     )
-                found.append(f"{group.label}: {told}")
+                found.append(f"{group.label}: {remark}")
             if metric != "accuracy":
                 label = group.measure_of("validation").label
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")

@@ -183,12 +183,12 @@ def run_federation(
             (then there is a summary without a final score); or see :meth:`server.run.rounds.RoundLoop.run`.
     """
     folder = settings.output_folder
-    with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as told:
+    with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
         _begin(settings)
         finished = 0.0
         if settings.resume:
             finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's
-        rounds = RoundLoop(settings, engine, told, stop)
+        rounds = RoundLoop(settings, engine, tracked, stop)
         try:
             rounds.run()
         except BaseException as error:

@@ -112,13 +112,13 @@ class History:
     - ``events.jsonl``: one line per event of the run.
     - ``prototypes/``: see :mod:`server.run.prototype_log`.
 
-    Listeners are told of every event and, as ``scores`` and ``replies``, of every row, and as ``metrics`` of each
-    round's other metrics by domain; these three are no events of the file.
+    Listeners get every event. They also get the rows, as ``scores`` and ``replies``, and each round's other metrics by
+    domain, as ``metrics``; these three are not in ``events.jsonl``.
 
     Args:
         last: replies and events of later rounds are dropped, since a resumed run writes them again. ``-1`` drops all.
         last_scored: the same for scores.
-        listeners: told of every event and row.
+        listeners: get every event and row.
         scorers: the domains that are scored, by ``test`` and ``validation``; see :class:`common.scores.RunScores`.
         metric: what a score on validation samples is.
         measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.

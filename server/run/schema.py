@@ -268,7 +268,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """See that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, hold what they are read for.
+    """Check that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, hold what they are read for.
 
     Raises:
         ConfigError: the first that does not, and what is wrong in it.
@@ -303,7 +303,7 @@ def _check_confusions(path: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """See that all ``events`` hold what is told of an event of their name.
+    """Check that all ``events`` hold the fields of an event of their name.
 
     Raises:
         ConfigError: the first that does not, and what it lacks.
@@ -315,9 +315,9 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
             raise _odd(path, number, f"{missing[0]}: is missing of {printable(name)[:100]!r}")
 
 
-def _odd(path: Path, number: int, told: str) -> ConfigError:
+def _odd(path: Path, number: int, problem: str) -> ConfigError:
     return ConfigError(
-        f"{path}: entry {number + 1}: {told}. No run writes this: leave the run out, or correct the file"
+        f"{path}: entry {number + 1}: {problem}. No run writes this: leave the run out, or correct the file"
     )
 
 

@@ -126,18 +126,18 @@ def _count_table(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> l
 def _rare_classes(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
     """Return lines about classes that no site, or only one of several, has training images of."""
     nowhere: list[str] = []
-    alone: list[str] = []
+    single: list[str] = []
     for label, name in enumerate(names):
-        holders = [site for site, row in counts.items() if row[label]]
-        if not holders:
+        sites = [site for site, row in counts.items() if row[label]]
+        if not sites:
             nowhere.append(name)
-        elif len(holders) == 1 and len(counts) > 1:
-            alone.append(f"{name} ({holders[0]})")
+        elif len(sites) == 1 and len(counts) > 1:
+            single.append(f"{name} ({sites[0]})")
     lines: list[str] = []
     if nowhere:
         lines.append(f"  no client trains on {some_of(nowhere, MAX_ALIKE)}")
-    if alone:
-        lines.append(f"  one client alone trains on {some_of(alone, MAX_ALIKE)}")
+    if single:
+        lines.append(f"  only one client trains on {some_of(single, MAX_ALIKE)}")
     return lines
 
 

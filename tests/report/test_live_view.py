@@ -116,7 +116,7 @@ def test_a_run_says_at_its_start_what_each_site_trains_on(tmp_path: Path, capsys
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert re.split(" {2,}", lines[0]) == ["training images", "all", *[name[:8].strip() for name in names]]
     assert lines[1].split() == ["bright-0", str(7 + 2 * (len(names) - 1)), "7", *["2"] * (len(names) - 1)]
-    assert lines[3] == f"  one client alone trains on {names[0]} (bright-0)"
+    assert lines[3] == f"  only one client trains on {names[0]} (bright-0)"
 
 
 def test_many_classes_and_clients_are_summed_up() -> None:

@@ -205,8 +205,8 @@ def accuracy_bars(board: Board) -> Shown:
     for group in board.groups:
         values = [_whole(group, column) for column in columns]
         series[group.label] = values
-        told = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
-        words.append(f"{group.label}: {', '.join(told)}.")
+        shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
+        words.append(f"{group.label}: {', '.join(shown)}.")
     figure, axes = charts.small_axes(5.6, 2.5)
     charts.draw_bars(axes, names, series)
     axes.tick_params(axis="x", labelsize=charts.SMALL)
