@@ -390,10 +390,16 @@ def _warn_of_skipped(directory: Path) -> None:
 
 
 def _warn_of_unread(directory: Path) -> None:
-    """Log which folders next to a domain's train and test folders are not read, with the number of their images."""
+    """Log which folders next to a domain's train and test folders are not read, with the number of their images.
+
+    A folder of validation images that is read as that of the test images is logged too.
+    """
     bases = _bases(directory)
     if bases == [directory]:
         return
+    _, test = _part_folders(directory)
+    if test is not None and split_of(test.name) == "validation":
+        warn_once(f"folder: {directory}: there are no test images, so those of {test.name}/ are scored")
     unread: list[str] = []
     for folder in _directories(directory):
         if folder not in bases:

@@ -118,13 +118,14 @@ def _part(column: str, word: str) -> str | None:
 
 
 def _with_test(place: Path, listed: Sequence[Listed]) -> list[Listed]:
-    """Return the images with validation images as test images, or without them if the list has both; and say so."""
+    """Return the images with validation images as test images, or without them if the list has both; log which."""
     counts = Counter(item.part for item in listed)
     if not counts["validation"]:
         return list(listed)
     if counts["test"]:
         warn_once(f"folder: {place}: {counts['validation']} validation images are not read, since it has test images")
         return [item for item in listed if item.part != "validation"]
+    warn_once(f"folder: {place}: there are no test images, so the {counts['validation']} validation images are scored")
     for item in listed:
         if item.part == "validation":
             item.part = "test"
@@ -290,6 +291,8 @@ def saved_sets(directory: Path) -> tuple[SavedSet, SavedSet | None]:
         raise DataError(
             f"folder: {directory} has the splits {', '.join(names)}; it needs train, and test or validation"
         )
+    if split_of(test) == "validation":
+        warn_once(f"folder: {directory}: there are no test images, so those of the split {test} are scored")
     unread = [name for name in names if name not in (train, test)]
     if unread:
         warn_once(f"folder: {directory}: splits that are not read: {some_of(unread, 5)}")

@@ -177,13 +177,18 @@ def test_words_of_splits_count_in_any_case() -> None:
         ("is_valid", ("no", "yes")),
     ],
 )
-def test_a_lists_split_is_taken_by_whatever_name(column: str, words: tuple[str, str], tmp_path: Path) -> None:
+def test_a_lists_split_is_taken_by_whatever_name(
+    column: str, words: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(4):
         write_image(tmp_path / "site" / f"{number}.png", number)
     rows = [f"{number}.png,cat,{words[number % 2]}" for number in range(4)]
     (tmp_path / "site" / "images.csv").write_text(f"path,label,{column}\n" + "\n".join(rows))
-    domain = Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
+    with caplog.at_level(logging.WARNING):
+        domain = Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
     assert (levels(domain.train), levels(domain.test)) == ([0, 2], [1, 3])
+    validation = words[1] in ("val", "Validation") or column == "is_valid"
+    assert ("the 2 validation images are scored" in caplog.text) == validation
 
 
 def test_parquet_lists_have_the_same_splits(tmp_path: Path) -> None:
@@ -230,14 +235,16 @@ def test_folders_of_splits_count_in_any_case_and_others_are_said(
         Folder(root=str(tmp_path), image_size=9).load("site")
 
 
-def test_a_root_of_splits_is_one_domain(tmp_path: Path) -> None:
+def test_a_root_of_splits_is_one_domain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_classes(tmp_path / "clinic" / "train", {"cat": 4, "dog": 4})
     write_classes(tmp_path / "clinic" / "val", {"cat": 2, "dog": 2}, start=50)
     source = Folder(root=str(tmp_path / "clinic"), image_size=8)
     assert source.domains == ("clinic",)
     assert source.class_names == ("cat", "dog")
-    domain = source.load("clinic")
+    with caplog.at_level(logging.WARNING):
+        domain = source.load("clinic")
     assert (len(domain.train), levels(domain.test)) == (8, [50, 51, 52, 53])
+    assert "there are no test images, so those of val/ are scored" in caplog.text
     source.check_files()
 
 
