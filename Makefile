@@ -30,7 +30,7 @@ endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults test-compose bench measure docs lint format doctor clean
+.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults soak test-compose bench measure docs lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -89,6 +89,11 @@ test-slow: $(STAMP) ## the tests that take minutes
 
 test-faults: $(STAMP) ## what is killed, filled and torn, TRIALS=30 times each (hours on two cores)
 	GOLDFINCH_TRIALS=$(or $(TRIALS),30) $(BIN)/python -m pytest tests/faults -s --timeout 21600
+
+soak: $(STAMP) ## MINUTES=30 METHOD=fpl STORE=sqlite|memory SEED=0: a real deployment under injected faults
+	GOLDFINCH_SOAK_MINUTES=$(or $(MINUTES),30) GOLDFINCH_SOAK_METHOD=$(or $(METHOD),fpl) \
+	GOLDFINCH_SOAK_STORE=$(or $(STORE),sqlite) GOLDFINCH_SOAK_SEED=$(or $(SEED),0) \
+	$(BIN)/python -m pytest tests/faults/test_injected_faults.py -m slow -s
 
 test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
 	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600

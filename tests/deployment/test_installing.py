@@ -154,6 +154,12 @@ def test_what_was_deleted_is_not_built_again_and_a_source_archive_is_whole(tmp_p
 
     first = build("build_wheel")
     assert {"strategies/fdse.py", "goldfinch/py.typed", "common/papers.yaml"} <= set(first)
+    (wheel,) = (tmp_path / "built").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in first if name.endswith("/METADATA")]
+        described = archive.read(name).decode()
+    assert "# Goldfinch" in described
+    assert re.findall(r"\]\((?!https?:)", described) == [], "an index page has no other page of the checkout"
     (checkout / "strategies" / "fdse.py").unlink()
     assert set(first) - set(build("build_wheel")) == {"strategies/fdse.py"}
     found = build("build_sdist")

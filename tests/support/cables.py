@@ -6,13 +6,18 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
 
 
 class Cable:
-    """Forwards connections to ``target``, a ``host:port``, until it is cut. Then it refuses all until it is mended."""
+    """Forwards connections to ``target``, a ``host:port``, until it is cut. Then it refuses all until it is mended.
+
+    ``delay`` is how many seconds it holds each piece back, as a network that loses packets does.
+    """
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
+        self.delay = 0.0
         self.target = host, int(port)
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -58,8 +63,7 @@ class Cable:
                 finally:
                     self._open -= ends.keys()
 
-    @staticmethod
-    def _pass(ready: selectors.BaseSelector, ends: dict[socket.socket, socket.socket]) -> bool:
+    def _pass(self, ready: selectors.BaseSelector, ends: dict[socket.socket, socket.socket]) -> bool:
         """Forward what has arrived; return whether both ends are open."""
         for key, _ in ready.select():
             source = key.fileobj
@@ -67,5 +71,6 @@ class Cable:
             content = source.recv(65536)
             if not content:
                 return False
+            time.sleep(self.delay)
             ends[source].sendall(content)
         return True
