@@ -418,7 +418,7 @@ def print_tables(soak: Soak, rows: list[dict[str, Any]], rounds: int) -> None:
     print("| MB | first | last |\n|---|---:|---:|")
     (_, first), (_, last) = soak.growth[0], soak.growth[-1]
     for name in last:
-        print(f"| {name} | {first.get(name, 0):.1f} | {last[name]:.1f} |")
+        print(f"| {name} | {first.get(name, 0):.2f} | {last[name]:.2f} |")
     print("the run ended in between with:", *sorted(set(soak.ends)), sep="\n  ")
     print("recorded:", *[entry["reason"] for entry in events(soak.output, "interrupted")], sep="\n  ")
 
