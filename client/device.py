@@ -22,6 +22,7 @@ from common.data.inspection import compare
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
+from common.models.mixed import Mixed
 from common.numerics import seeded_globals
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -108,7 +109,7 @@ class Device:
             split=known,
             identity=self.settings.identity,
             code=self.settings.code,
-            device=describe_device(self.torch_device),
+            device=self._description(),
             versions=package_versions(),
             content=content,
             validation=len(validation),
@@ -214,7 +215,7 @@ class Device:
             steps=trained.steps,
             seconds=seconds,
             peak_bytes=memory,
-            device=describe_device(self.torch_device),
+            device=self._description(),
             releases=releases,
             validation=validated,
             randomness=protection.randomness,
@@ -319,14 +320,23 @@ class Device:
                 return None
         return self._features
 
+    def _description(self) -> str:
+        """Return the name of the processor, with that of the network if clients may have different ones."""
+        model = self.settings.model
+        described = describe_device(self.torch_device)
+        if isinstance(model, Mixed):
+            described += f", {model.name_of(self.spec.domain)}"
+        return described
+
     def _new_model(self) -> nn.Module:
         """Return the run's model as it is before the first round."""
         return self._model(len(self.settings.protocol.clients(self.settings.data)))[0]
 
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device))
+        network = self.settings.model.of(self.spec.domain)
+        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device), network)
         if getattr(_MODELS, "key", None) != key:
-            model = build_model(self.settings, client_count).to(self.torch_device)
+            model = build_model(self.settings, client_count, self.spec.domain).to(self.torch_device)
             model = model.to(memory_format=memory_format(self.settings))
             _MODELS.key, _MODELS.model = key, model
             _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -24,6 +24,8 @@ from common.client_state import client_stores, forget_runs
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
+from common.models.mixed import Mixed
+from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, settings_in
 from common.storage import folder_name
@@ -33,7 +35,7 @@ from strategies.core.codec import read_request, write_registrations
 
 LOG = logging.getLogger("goldfinch.node")
 
-STATE_KEEP = "state-keep"
+STATE_KEEP, NETWORK = "state-keep", "model"
 RANDOMNESS, SCORES = "privacy-randomness", "privacy-scores"
 EPSILON_KEY, DELTA_KEY, RELEASES_KEY = "privacy-max-epsilon", "privacy-delta", "privacy-max-releases"
 NODE_KEYS = (
@@ -43,6 +45,7 @@ NODE_KEYS = (
     "state-dir",
     STATE_KEEP,
     "device",
+    NETWORK,
     "resident",
     "partition-id",
     "num-partitions",
@@ -137,7 +140,18 @@ class Node:
         if not isinstance(resident, bool):
             raise ConfigError(f"--node-config: resident must be true or false; got {resident!r}")
         device = str(self.configuration.get("device", settings.train.device))
-        return replace(settings, train=replace(settings.train, device=device))
+        return replace(settings, train=replace(settings.train, device=device), model=self._network(settings.model))
+
+    def _network(self, model: ModelSpec) -> ModelSpec:
+        """Return the run's network, with the device's own choice for its domain if it has one."""
+        if NETWORK not in self.configuration:
+            return model
+        if not isinstance(model, Mixed) or "domain" not in self.configuration:
+            raise ConfigError(
+                f"--node-config: {NETWORK} is for a device that names its domain, in a run with model=by_domain, whose "
+                f"clients need not have one network; remove {NETWORK}"
+            )
+        return model.with_network(str(self.configuration["domain"]), str(self.configuration[NETWORK]))
 
     def _hosted(self, settings: RunSettings) -> list[ClientSpec]:
         node = self.configuration

@@ -145,7 +145,7 @@ class LocalExchange:
 
     def new_model(self) -> nn.Module:
         """Return a new model of the run's architecture, with its initial weights, on the device."""
-        model = build_model(self.settings, self.client.client_count).to(self.device)
+        model = build_model(self.settings, self.client.client_count, self.client.domain).to(self.device)
         return model.to(memory_format=memory_format(self.settings))
 
     def snapshot(self) -> Mapping[str, Tensor]:

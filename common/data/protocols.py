@@ -343,26 +343,142 @@ class Dirichlet(Protocol):
             DataError: there are too few samples, or no draw gives each client enough.
         """
         order = self._order(domain, seed)[: self.samples]
-        if len(order) < self.client_count * self.least:
-            raise DataError(
-                f"{domain.name}: {len(order)} train images cannot give {self.client_count} clients {self.least} each"
-            )
+        _check_enough(domain, len(order), self.client_count, self.least)
         labels = domain.train.labels[order]
         classes = [order[labels == label] for label in labels.unique()]
         draws = numpy_generator(self._seed(seed), "dirichlet", domain.name)
-        for _ in range(1000):
-            cuts: list[np.ndarray] = []
-            sizes = np.zeros(self.client_count, dtype=np.int64)
-            for members in classes:
-                cut = _cuts(draws, self.alpha, self.client_count, len(members))
-                cuts.append(cut)
-                sizes += np.diff(cut)
-            if int(sizes.min()) >= self.least:
-                return classes, cuts
-        raise DataError(
-            f"{domain.name}: 1000 draws of Dirichlet({self.alpha}) left a client with fewer than {self.least} "
-            "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
-        )
+        return classes, _drawn_cuts(domain, classes, draws, self.alpha, self.client_count, self.least)
+
+
+@checked
+class Skewed(Protocol):
+    """Several clients in every domain, unlike each other within it: shifts of features and of labels at once.
+
+    Attributes:
+        skew: how the samples of a domain are divided. ``labels``: for each class, shares from Dirichlet(alpha).
+            ``classes``: each client holds ``classes_each`` classes, each class goes in equal parts to its holders.
+            ``sizes``: shares of the number of samples from Dirichlet(alpha), classes at random. ``none``: equal parts
+            at random.
+        client_count: number of clients in each domain, >= 1.
+        alpha: concentration, 0.001..1e6; small is uneven.
+        classes_each: classes of a client, >= 1.
+        samples: number of random samples of each domain that are divided, or all if it has fewer; ``None`` is all.
+        least: fewest samples of a client, >= 1; shares are drawn again until every client has them.
+    """
+
+    skew: Literal["labels", "classes", "sizes", "none"] = "labels"
+    client_count: Count = 3
+    alpha: Annotated[float, Field(ge=0.001, le=1e6)] = 0.3
+    classes_each: Count = 2
+    samples: Count | None = None
+    least: Count = 10
+
+    def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
+        """Return ``client_count`` clients for each domain."""
+        found: list[ClientSpec] = []
+        for domain in data.domains:
+            for index in range(self.client_count):
+                found.append(ClientSpec(domain, index))
+        return tuple(found)
+
+    def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """See :meth:`Protocol.split`."""
+        self._check(domain, client, self.client_count)
+        parts = _once(domain, f"{self!r} {self._seed(seed)}", lambda: self._parts(domain, seed))
+        return parts[client.index].sort().values
+
+    def _parts(self, domain: Domain, seed: int) -> list[Tensor]:
+        """Return the samples of each client.
+
+        Raises:
+            DataError: there are too few samples or classes, or no draw gives each client enough.
+        """
+        order = self._order(domain, seed)[: self.samples]
+        _check_enough(domain, len(order), self.client_count, self.least)
+        labels = domain.train.labels[order]
+        draws = numpy_generator(self._seed(seed), "skew", domain.name)
+        groups = [order]
+        if self.skew in ("labels", "classes"):
+            groups = [order[labels == label] for label in labels.unique()]
+        if self.skew == "classes":
+            cuts = self._class_cuts(domain, groups, draws)
+        elif self.skew == "none":
+            cuts = [_even_cuts(list(range(self.client_count)), self.client_count, len(order))]
+        else:
+            cuts = _drawn_cuts(domain, groups, draws, self.alpha, self.client_count, self.least)
+        return _divided(groups, cuts, self.client_count)
+
+    def _class_cuts(self, domain: Domain, classes: Sequence[Tensor], draws: np.random.Generator) -> list[np.ndarray]:
+        """Return the cuts of each class among its holders.
+
+        Classes are dealt in a random order, one after the other, so that none has two holders more than another.
+
+        Raises:
+            DataError: the domain has fewer classes, or a client gets fewer than ``least`` samples.
+        """
+        if len(classes) < self.classes_each:
+            raise DataError(f"{domain.name} has {len(classes)} classes; set protocol.classes_each to at most as many")
+        holders: list[list[int]] = [[] for _ in classes]
+        dealt = draws.permutation(len(classes)).tolist()
+        for place in range(self.client_count * self.classes_each):
+            holders[dealt[place % len(dealt)]].append(place // self.classes_each)
+        cuts: list[np.ndarray] = []
+        for members, mine in zip(classes, holders, strict=True):
+            cuts.append(_even_cuts(mine, self.client_count, len(members)))
+        sizes = np.sum([np.diff(cut) for cut in cuts], axis=0)
+        if int(sizes.min()) < self.least:
+            raise DataError(
+                f"{domain.name}: a client would have {int(sizes.min())} samples, and protocol.least={self.least}; "
+                "raise protocol.classes_each or protocol.samples, or lower protocol.least"
+            )
+        return cuts
+
+
+def _check_enough(domain: Domain, available: int, clients: int, least: int) -> None:
+    if available < clients * least:
+        raise DataError(f"{domain.name}: {available} train images cannot give {clients} clients {least} each")
+
+
+def _divided(groups: Sequence[Tensor], cuts: Sequence[np.ndarray], clients: int) -> list[Tensor]:
+    """Return the samples of each client, from each group what lies between its cuts."""
+    parts: list[Tensor] = []
+    for client in range(clients):
+        chosen: list[Tensor] = []
+        for members, cut in zip(groups, cuts, strict=True):
+            chosen.append(members[cut[client] : cut[client + 1]])
+        parts.append(torch.cat(chosen))
+    return parts
+
+
+def _drawn_cuts(
+    domain: Domain, groups: Sequence[Tensor], draws: np.random.Generator, alpha: float, clients: int, least: int
+) -> list[np.ndarray]:
+    """Return the cuts of each group of samples, drawn again until each client has ``least`` samples in all.
+
+    Raises:
+        DataError: a thousand draws did not.
+    """
+    for _ in range(1000):
+        cuts: list[np.ndarray] = []
+        sizes = np.zeros(clients, dtype=np.int64)
+        for members in groups:
+            cut = _cuts(draws, alpha, clients, len(members))
+            cuts.append(cut)
+            sizes += np.diff(cut)
+        if int(sizes.min()) >= least:
+            return cuts
+    raise DataError(
+        f"{domain.name}: 1000 draws of Dirichlet({alpha}) left a client with fewer than {least} "
+        "samples; raise protocol.alpha, or lower protocol.client_count or protocol.least"
+    )
+
+
+def _even_cuts(holders: Sequence[int], clients: int, count: int) -> np.ndarray:
+    """Return the cuts of ``count`` samples in equal parts among ``holders``, in ascending order; others get none."""
+    sizes = np.zeros(clients, dtype=np.int64)
+    for place, holder in enumerate(sorted(holders)):
+        sizes[holder] = (place + 1) * count // len(holders) - place * count // len(holders)
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def share(domain: Domain, fraction: float) -> int:

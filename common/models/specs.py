@@ -68,6 +68,10 @@ class ModelSpec(ABC):
         model.frozen = self.freeze == "backbone"
         return model
 
+    def of(self, domain: str) -> "ModelSpec":  # noqa: ARG002
+        """Return the network of the clients of a domain: this one for every domain."""
+        return self
+
     @abstractmethod
     def _construct(self, class_count: int, image_size: int) -> Model:
         """Return the network, with weights from the current random state."""

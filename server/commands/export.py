@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config import build
+from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
 from common.exports.description import NO_LICENCE, Description
 from common.exports.formats import BATCH, Content, chosen_formats, write_export
 from common.exports.model import TrainedModel, kept_part, read_export
 from common.metrics import RoundScore, domain_accuracy
+from common.models.mixed import Mixed
+from common.models.specs import ModelSpec
 from common.numerics import generator
 from common.storage import folder_name
 from common.wire.messages import OwnVersion
@@ -96,7 +98,7 @@ def export(
 
 def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
     settings, method, state = run.settings, run.method, run.checkpoint.state
-    model, weights = run.shared_model()
+    model, weights = run.shared_model(client)
     whole = len(weights) == len(model.state_dict())
     _check_client(run, client, whole)
     prototypes = None
@@ -104,7 +106,7 @@ def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
     description = Description(
         architecture={
-            "model": _without_paths(run.config["model"]),
+            "model": _without_paths(_network_of(run.config["model"], settings.model, client)),
             "method": _without_paths(run.config["method"]),
             "clients": len(run.clients),
             "seed": run.seed,
@@ -142,6 +144,13 @@ def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
     with torch.no_grad():
         expected = torch.cat([inference(prepare(part))[1].softmax(1) for part in images.split(BATCH)])
     return Content(description, run.model(client).state_dict(), state.prototypes, images, images_are, expected)
+
+
+def _network_of(node: Any, spec: ModelSpec, client: str | None) -> Any:
+    """Return the configuration of the client's network: ``node``, or a part of it where networks differ."""
+    if client is None or not isinstance(spec, Mixed):
+        return node
+    return to_config(spec.of(client.rpartition("-")[0]))
 
 
 def _kept(run: RunFolder, *, whole: bool) -> Mapping[str, OwnVersion]:
@@ -216,7 +225,9 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     score = None
     if own:
         score = {"rule": RULE, "accuracy": own}
-    description = replace(description, client=chosen, complete=True, score=score, files={})
+    parts = description.architecture
+    architecture = {**parts, "model": _network_of(parts["model"], build(parts["model"], "model"), chosen)}
+    description = replace(description, architecture=architecture, client=chosen, complete=True, score=score, files={})
     return Content(description, weights, prototypes, *_images(description, data))
 
 

@@ -579,8 +579,11 @@ class RunFolder:
         """The domains that were scored."""
         return tuple(self.settings.protocol.test_domains(self.settings.data))
 
-    def shared_model(self) -> tuple[Model, dict[str, Tensor]]:
+    def shared_model(self, client: str | None = None) -> tuple[Model, dict[str, Tensor]]:
         """Return the net that classifies, with initial weights, and the shared weights of the chosen round.
+
+        Args:
+            client: the client whose net it is, where clients may have different ones; ``None`` is the first.
 
         Raises:
             CheckpointError: they are not weights of this net.
@@ -588,7 +591,8 @@ class RunFolder:
         from common.exports.model import without_training_parts
 
         self.federation.check_fits(self.checkpoint.state)
-        model = without_training_parts(self.federation.new_model())
+        domain = (client or self.clients[0].id).rpartition("-")[0]
+        model = without_training_parts(self.federation.new_model(domain))
         return model, _selected(self.method.scored_weights(self.checkpoint.state), model)
 
     def model(self, client: str | None = None) -> Model:
@@ -602,7 +606,7 @@ class RunFolder:
         Raises:
             CheckpointError: the client's part is not in the run's folder, as after a run on real devices.
         """
-        model, state = self.shared_model()
+        model, state = self.shared_model(client)
         if len(state) < len(model.state_dict()):
             state |= _selected(self.kept(client or self.clients[0].id), model)
         model.load_state_dict(state)

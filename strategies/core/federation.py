@@ -7,6 +7,7 @@ An exchange calls the functions of :class:`Federation` in this order: :meth:`~Fe
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -17,10 +18,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from common.errors import CheckpointError, ConfigError, PayloadError, some_of
+from common.choices import choices_of
+from common.errors import CheckpointError, ConfigError, GoldfinchError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
+from common.models.mixed import Mixed
+from common.models.specs import ModelSpec
 from common.numerics import generator
-from common.settings import RunSettings, check_kept_step
+from common.settings import RunSettings, check_kept_step, load_settings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
@@ -153,12 +157,13 @@ class Federation:
         settings.aggregation.check(self.method.name, self.method.averages, participants)
         check_kept_step(settings)
         _check_keeps_something(self.method, model)
+        _check_exchanges_no_weights(self.method, model, settings.model)
         expected = self.method.expects(self.server)
         check_protects(settings.privacy, self.method, model, expected, settings.protocol.validation)
 
-    def new_model(self) -> nn.Module:
-        """Return a model of the run's architecture with its initial weights."""
-        return build_model(self.settings, len(self.registry.expected))
+    def new_model(self, domain: str | None = None) -> nn.Module:
+        """Return a model with its initial weights: of a domain's clients, or the server's."""
+        return build_model(self.settings, len(self.registry.expected), domain)
 
     def _server_context(self, model: nn.Module) -> ServerContext:
         names = self.method.shared_names(model)
@@ -450,6 +455,31 @@ class Federation:
             if closing.reached(updates, awaited):
                 return arrived, pending
         return ordered, []
+
+
+def _check_exchanges_no_weights(method: Method, model: nn.Module, spec: ModelSpec) -> None:
+    """Refuse networks that differ between clients if the method exchanges weights.
+
+    Raises:
+        ConfigError: it does; the message names methods that do not.
+    """
+    if not isinstance(spec, Mixed):
+        return
+    shared = method.shared_names(model)
+    if not shared:
+        return
+    found: list[str] = []
+    for name in sorted(choices_of("method")):
+        for more in ((), ("method.aggregate_models=false",)):
+            with contextlib.suppress(GoldfinchError):
+                other = load_settings([f"method={name}", "tuned=none", *more]).method
+                if not other.shared_names(model):
+                    found.append(" ".join([f"method={name}", *more]))
+                    break
+    raise ConfigError(
+        f"model=by_domain: method={method.name} exchanges {len(shared)} tensors of the model, which clients with "
+        f"different networks do not have in common. Methods that exchange none: {', '.join(found)}"
+    )
 
 
 def _check_keeps_something(method: Method, model: nn.Module) -> None:

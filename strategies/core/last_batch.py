@@ -54,12 +54,14 @@ def _normalises_one(model: nn.Module, image: Tensor) -> bool:
     return True
 
 
-def joined_clients(settings: RunSettings, new_model: Callable[[], nn.Module], samples: Mapping[str, int]) -> list[str]:
+def joined_clients(
+    settings: RunSettings, new_model: Callable[[str], nn.Module], samples: Mapping[str, int]
+) -> list[str]:
     """Return the clients whose last batch of one sample joins the batch before it, sorted.
 
     Args:
         settings: the run's settings.
-        new_model: builds its model, extended; called only if there is such a batch.
+        new_model: builds the model of the clients of a domain, extended; called only if there is such a batch.
         samples: training samples by client id.
     """
     train = settings.train
@@ -69,6 +71,9 @@ def joined_clients(settings: RunSettings, new_model: Callable[[], nn.Module], sa
         reached = train.local_steps is None or train.local_steps >= whole
         if train.last_batch == "keep" and whole and left == 1 and reached:
             found.append(client)
-    if not found or not settings.method.trains or keeps_single(settings, new_model()):
+    if not settings.method.trains:
         return []
-    return found
+    keeps: dict[str, bool] = {}
+    for domain in {client.rpartition("-")[0] for client in found}:
+        keeps[domain] = keeps_single(settings, new_model(domain))
+    return [client for client in found if not keeps[client.rpartition("-")[0]]]

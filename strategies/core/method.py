@@ -277,10 +277,18 @@ class Averaging(Method):
         return server.aggregation.average(updates, uniform=self.weighting == "uniform")
 
 
-def build_model(settings: RunSettings, client_count: int) -> nn.Module:
-    """Return the run's model, extended by its method, with initial weights that depend only on settings and clients."""
-    data, seed = settings.data, settings.seed
-    model = settings.model.build(data.class_count, data.image_size, seed, data.class_names)
+def build_model(settings: RunSettings, client_count: int, domain: str | None = None) -> nn.Module:
+    """Return the run's model, extended by its method, with initial weights that depend only on settings and clients.
+
+    Args:
+        settings: the run's settings.
+        client_count: number of clients of the run.
+        domain: the domain of the client that the model is for; ``None`` is the server.
+    """
+    data, seed, spec = settings.data, settings.seed, settings.model
+    if domain is not None:
+        spec = spec.of(domain)
+    model = spec.build(data.class_count, data.image_size, seed, data.class_names)
     extended: nn.Module = settings.method.extend(model, client_count, seed)
     if model.frozen and not getattr(extended, "frozen", False):
         raise ConfigError(

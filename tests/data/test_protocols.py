@@ -15,6 +15,7 @@ from common.data.protocols import (
     Dirichlet,
     OneClientPerDomain,
     Protocol,
+    Skewed,
     share,
     split_hash,
 )
@@ -144,6 +145,48 @@ def test_small_alpha_is_more_uneven_than_large() -> None:
     assert unevenness(1000.0) < 0.02
 
 
+@pytest.mark.parametrize("skew", ["labels", "classes", "sizes", "none"])
+@pytest.mark.parametrize("clients", [1, 2, 3, 7])
+def test_a_skewed_domain_goes_to_its_clients_without_overlap(skew: str, clients: int) -> None:
+    labels = torch.from_numpy(even_labels(1500))
+    protocol = Skewed(skew=skew, client_count=clients, samples=1000, classes_each=4)
+    found = parts(protocol, "sketch", labels)
+    everyone = torch.cat(found)
+    assert len(found) == clients
+    assert len(everyone.unique()) == len(everyone) <= 1000
+    assert min(map(len, found)) >= 10
+    if skew != "classes" or clients >= 3:  # fewer clients leave classes without a holder
+        assert len(everyone) == 1000
+
+
+def test_each_skew_is_of_its_kind() -> None:
+    labels = torch.from_numpy(even_labels(2000))
+    held = {
+        skew: [torch.bincount(labels[part], minlength=10) for part in parts(Skewed(skew=skew), "sketch", labels)]
+        for skew in ("labels", "classes", "sizes", "none")
+    }
+
+    def unevenness(skew: str) -> float:
+        return float(torch.stack([counts / counts.sum() for counts in held[skew]]).std(0).mean())
+
+    def sizes(skew: str) -> list[int]:
+        return [int(counts.sum()) for counts in held[skew]]
+
+    assert unevenness("labels") > 0.1 > unevenness("sizes")
+    assert unevenness("none") < 0.05
+    assert [int((counts > 0).sum()) for counts in held["classes"]] == [2, 2, 2]
+    assert max(sizes("sizes")) > 1.5 * min(sizes("sizes"))
+    assert max(sizes("none")) - min(sizes("none")) <= 1
+    assert len(Skewed().clients(GLYPHS)) == 3 * len(GLYPHS.domains)
+
+
+def test_classes_are_dealt_so_that_none_has_two_holders_more_than_another() -> None:
+    labels = torch.from_numpy(even_labels(2000))
+    found = parts(Skewed(skew="classes", client_count=7, classes_each=3), "sketch", labels)
+    holders = sum((torch.bincount(labels[part], minlength=10) > 0).long() for part in found)
+    assert sorted(holders.tolist()) == [2] * 9 + [3]
+
+
 def test_dirichlet_uses_a_sample_of_the_source_and_scores_the_others() -> None:
     protocol = Dirichlet(domain="printed", samples=1000)
     clients = parts(protocol, "printed", even_labels(3000))
@@ -171,6 +214,12 @@ def test_too_few_samples_are_an_error_with_a_way_out() -> None:
         parts(Allocation(counts={"sketch": 1}, fraction=0.01), "sketch", even_labels(50))
     with pytest.raises(DataError, match="cannot give 10 clients 10 each"):
         parts(Dirichlet(domain="sketch"), "sketch", even_labels(99))
+    with pytest.raises(DataError, match="cannot give 3 clients 10 each"):
+        parts(Skewed(), "sketch", even_labels(29))
+    with pytest.raises(DataError, match="has 5 classes"):
+        parts(Skewed(skew="classes", classes_each=6), "sketch", even_labels(100, 5))
+    with pytest.raises(DataError, match="a client would have 6 samples"):
+        parts(Skewed(skew="classes", classes_each=1), "sketch", even_labels(60))
     with pytest.raises(DataError, match=r"raise protocol\.alpha"):
         parts(Dirichlet(domain="sketch", alpha=0.001), "sketch", even_labels(100, 2))
 

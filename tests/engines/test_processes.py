@@ -165,6 +165,30 @@ def test_a_deployment_gives_the_inline_state(
     assert not left_running(sockets), "a trainer ends with its node"
 
 
+MIX = ("model=by_domain", "method=fedproto", "method.aggregate_models=false", "tuned=none")
+
+
+@pytest.mark.slow
+def test_different_networks_give_the_inline_state_on_ray_and_on_devices_that_choose_their_own(tmp_path: Path) -> None:
+    """The deployment's run names one of two networks; the other is its node's own choice."""
+    both = [*MIX, *SMALL, "model.networks={signs: digit_cnn, sketch: digit_cnn_gap}"]
+    one = [*MIX, *SMALL, "model.networks={signs: digit_cnn}"]
+    settings = load_settings([*both, f"output={tmp_path / 'inline'}"])
+    prepare_output(settings)
+    expected = run_federation(settings, InlineEngine(settings))
+    settings = load_settings([*both, "engine=ray", "engine.actors=2", f"output={tmp_path / 'ray'}"])
+    prepare_output(settings)
+    run_on_ray(settings, [])
+    assert_equal(RunFolder.open(tmp_path / "ray").summary, expected)
+    settings = load_settings([*one, "engine=superlink", f"output={tmp_path / 'nodes'}"])
+    prepare_output(settings)
+    nodes = one_node_per_client(settings)
+    nodes["sketch-0"]["model"] = "digit_cnn_gap"
+    with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
+        deployment.run(settings)
+    assert_equal(RunFolder.open(tmp_path / "nodes").summary, expected)
+
+
 @pytest.mark.slow
 def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path) -> None:
     settings = load_settings(chosen("fpl", tmp_path / "fpl", "engine=superlink"))

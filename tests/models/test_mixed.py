@@ -1,0 +1,99 @@
+"""Networks that differ between clients: shapes, what is refused, whole runs, exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import run
+from support.toy import toy_settings
+
+from common.errors import ConfigError
+from common.models.mixed import Aligned, Mixed, network
+from common.models.specs import ModelSpec, ResNet10, Small, TorchvisionResNet
+from server.commands.export import export
+from server.results.run import RunFolder
+from strategies.core.federation import Federation
+from strategies.core.method import build_model
+
+MIXED = ("model=by_domain", "model.networks={dark: digit_cnn, noisy: digit_cnn_gap}", "model.features=16", "tuned=none")
+
+
+def settings_of(method: str, output: Path, **more: Any) -> Any:
+    return toy_settings(method, output, overrides=MIXED, **more)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Small(), ResNet10(width=4), network("digit_cnn"), TorchvisionResNet(depth=18, head="multilayer")],
+    ids=["small", "resnet10", "digit_cnn", "another head"],
+)
+def test_every_network_has_the_chosen_features_and_one_linear_classifier(spec: ModelSpec) -> None:
+    model = Aligned(network=spec, features=24).build(7, 32, seed=0)
+    features, logits = model(torch.rand(3, 3, 32, 32))
+    assert (features.shape, logits.shape, model.feature_size) == ((3, 24), (3, 7), 24)
+    assert float(features.detach().min()) >= 0
+    assert isinstance(model.head, torch.nn.Linear)
+
+
+def test_a_network_that_fits_stays_as_it_is() -> None:
+    plain, aligned = Small(features=24), Aligned(network=Small(features=24), features=24)
+    first, second = plain.build(5, 16, 0).state_dict(), aligned.build(5, 16, 0).state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    settings = settings_of("single_set", tmp_path)
+    states = [build_model(settings, 3, domain).state_dict() for domain in ("dark", "noisy", "dark")]
+    assert states[0].keys() != states[1].keys()
+    assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"others": "smal"}, "did you mean 'small'"),
+        ({"networks": {"dark": "by_domain"}}, "cannot be a mix"),
+        ({"freeze": "backbone"}, "settings of one network"),
+    ],
+    ids=["unknown", "nested", "frozen"],
+)
+def test_what_is_no_mix_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mixed(**given)
+
+
+def test_a_method_that_exchanges_weights_is_refused_and_others_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"method=fpl exchanges .* none: .*method=fedproto method\.aggregate_models"):
+        Federation(settings_of("fpl", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper"),
+    [("fedproto", {"aggregate_models": False}), ("single_set", {}), ("fedpall", {}), ("adcol", {})],
+    ids=["fedproto", "single_set", "fedpall", "adcol"],
+)
+def test_clients_with_different_networks_learn_and_are_exported(
+    method: str, hyper: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = settings_of(method, tmp_path / "run", hyper=hyper, train={"rounds": 6})
+    done = run(settings)
+    assert done.averages()[-1] > 40, "chance is 25"
+    folder = RunFolder.open(tmp_path / "run")
+    for client, name in (("dark-0", "DigitCNN"), ("noisy-0", "DigitCNNPooled"), ("bright-0", "Small")):
+        to = tmp_path / client
+        description = export(tmp_path / "run", to, client=client)
+        assert description.architecture["model"]["network"]["_target_"].endswith(f".{name}")
+        domain = client.removesuffix("-0")
+        assert done.summary["scores"]["final"]["accuracy"][domain] == description.score["accuracy"][domain]  # type: ignore[index]
+    assert folder.model("dark-0").state_dict().keys() != folder.model("noisy-0").state_dict().keys()
+
+
+def test_a_registration_names_the_network(tmp_path: Path) -> None:
+    done = run(settings_of("single_set", tmp_path / "run"))
+    registered = {entry["client"]: entry["device"] for name, entry in done.events if name == "registered"}
+    assert registered["dark-0"].endswith(", digit_cnn")
+    assert registered["bright-0"].endswith(", small")
