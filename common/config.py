@@ -3,7 +3,9 @@
 import dataclasses
 import difflib
 import importlib
+import pkgutil
 import re
+import sys
 import threading
 import types
 import typing
@@ -398,7 +400,7 @@ def _nearest_setting(key: str, value: str, base: Mapping[str, Any]) -> str:
     if "." in key:
         cutoff = 1.0
     by_name: dict[str, list[str]] = {}
-    for name in _settings_in(base):
+    for name in settings_in(base):
         by_name.setdefault(name.rpartition(".")[2], []).append(name)
     close = difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=cutoff)
     if not close:
@@ -406,11 +408,11 @@ def _nearest_setting(key: str, value: str, base: Mapping[str, Any]) -> str:
     return " or ".join([f"{name}={value}" for name in by_name[close[0]]])
 
 
-def _settings_in(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def settings_in(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the key of every setting that is not a mapping."""
     for name, value in node.items():
         if isinstance(value, Mapping):
-            yield from _settings_in(value, f"{prefix}{name}.")
+            yield from settings_in(value, f"{prefix}{name}.")
         elif not str(name).startswith("_"):
             yield f"{prefix}{name}"
 
@@ -559,6 +561,25 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
     return f"{key}={value!r:.200}: {reason.replace('Input should', 'must')}"
 
 
+def _import_advice(module_name: str, error: ImportError) -> str:
+    """Return what to do about a module that cannot be imported: it is elsewhere, misspelt, or fails itself."""
+    package, _, rest = module_name.partition(".")
+    missing = ""
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or ""
+    if missing == package:
+        return (
+            "put the module's folder on PYTHONPATH (PYTHONPATH=. for the current folder), or install its package where "
+            "Goldfinch is installed (pip install -e .)"
+        )
+    if not rest or not f"{module_name}.".startswith(f"{missing}."):
+        return f"{module_name} was found, and is itself at fault: correct that import"
+    parent, _, name = missing.rpartition(".")
+    places = getattr(sys.modules[parent], "__path__", ())
+    modules = [each.name for each in pkgutil.iter_modules(places)]
+    return f"{parent} is in {', '.join(places) or sys.modules[parent].__file__}: {nearest(name, modules)}"
+
+
 def class_of(path: object, where: str) -> type:
     """Import the :func:`checked` class of a dotted name.
 
@@ -577,12 +598,13 @@ def class_of(path: object, where: str) -> type:
         )
     module_name, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{where}: cannot import {path}: {error}; put the module's folder on PYTHONPATH (PYTHONPATH=. for the "
-            "current folder), or install its package where Goldfinch is installed (pip install -e .)"
-        ) from error
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import {path}: {error}; {_import_advice(module_name, error)}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        classes = [each for each in vars(module) if is_pydantic_dataclass(getattr(module, each))]
+        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no class {name}; {nearest(name, classes)}")
     if not is_pydantic_dataclass(found):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", found)

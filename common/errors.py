@@ -68,11 +68,12 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     "did you mean 'fedprox'? (choices: fedprox, fpl)"
     """
     known = sorted(set(choices))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     listed = ", ".join(known) or "none"
     if not close:
         return f"choices: {listed}"
-    return f"did you mean '{close[0]}'? (choices: {listed})"
+    return f"did you mean '{by_lower[close[0]]}'? (choices: {listed})"
 
 
 def some_of(names: Sequence[str], most: int = 20) -> str:

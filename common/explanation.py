@@ -16,7 +16,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from common.choices import choices_of
-from common.config import class_of, compose_config, search_ranges
+from common.config import class_of, compose_config, search_ranges, settings_in
 from common.errors import ConfigError, nearest
 from common.overlays import GROUPS, leaves, printed_values
 from common.papers import PAPERS, cited
@@ -106,6 +106,9 @@ def _group_of(choice: str) -> str:
         if choice in options:
             found.append(group)
     if not found:
+        for setting in settings_in(compose_config(())):
+            if setting.rpartition(".")[2] == choice:
+                names.add(setting)
         raise ConfigError(
             f"{choice}: no such group, choice or setting{_similar(choice, names)}; goldfinch list shows groups and "
             "choices, goldfinch list train the settings of a group"

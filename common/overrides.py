@@ -70,12 +70,25 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
     for item in overrides:
         if "=" not in item and not item.startswith("~"):
-            raise ConfigError(f"override {item!r} is not of the form key=value")
+            raise ConfigError(f"{item!r} is not of the form key=value; {_meant(item)}")
     try:
         return OverridesParser.create().parse_overrides(list(map(escaped, overrides)))
     except (HydraException, RecursionError) as error:
         advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
         raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
+
+
+def _meant(word: str) -> str:
+    """Return what to write instead of a word that is no setting: the choice of this name, or where settings are."""
+    from common.choices import CONF, choices_of  # reads YAML, which a process that starts quickly does without
+
+    groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    written: list[str] = []
+    for group in groups:
+        written += [f"{group}={choice}" for choice in choices_of(group) if choice.lower() == word.lower()]
+    if written:
+        return f"did you mean {' or '.join(written)}?"
+    return "goldfinch list shows the settings"
 
 
 # ---- Flower's run configuration (flwr run --run-config) -------------------------------------------------------------

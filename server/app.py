@@ -15,6 +15,7 @@ from common.settings import settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
+from server.run.history import record_waiting
 from server.run.resume import record_interruption
 from server.trackers.events import plain_lines
 
@@ -39,7 +40,17 @@ def main(grid: Grid, context: Context) -> None:
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
         silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
         on_silence = partial(record_interruption, settings.output_folder)
-        engine = FlowerEngine(grid, simulated=simulated, enrolled=enrolled, silence=silence, on_silence=on_silence)
+        on_waiting = None
+        if not simulated:  # where clients wait for a free actor
+            on_waiting = partial(record_waiting, settings.output_folder)
+        engine = FlowerEngine(
+            grid,
+            simulated=simulated,
+            enrolled=enrolled,
+            silence=silence,
+            on_silence=on_silence,
+            on_waiting=on_waiting,
+        )
         run_federation(settings, engine, [plain_lines(settings)])
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints the error as the reason of the failed run; the message is enough

@@ -61,16 +61,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return typer.main.get_command(app).main(given, prog_name="goldfinch", standalone_mode=False) or 0
     except click.NoSuchOption as error:
-        word = error.option_name.lstrip("-")
-        if word in [known.name for known in app.registered_commands]:
-            text = f"No such option '{error.option_name}', but there is a command: goldfinch {word}"
-            click.UsageError(text, error.ctx).show()
-        else:
-            error.show()
+        _with_remedy(error).show()
         return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
+
+
+def _with_remedy(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error of an unknown option, with the command or the setting that it may stand for."""
+    word = error.option_name.lstrip("-")
+    if word in [known.name for known in app.registered_commands]:
+        text = f"No such option '{error.option_name}', but there is a command: goldfinch {word}"
+        return click.UsageError(text, error.ctx)
+    arguments = error.ctx.command.params if error.ctx else []
+    takes_settings = any("=" in str(each.metavar) for each in arguments if isinstance(each, click.Argument))
+    if takes_settings and not error.possibilities:
+        text = f"No such option '{error.option_name}'; a setting is written without hyphens: {word}=VALUE"
+        return click.UsageError(text, error.ctx)
+    return error
 
 
 @command("run")
@@ -78,7 +87,7 @@ def _run(
     overrides: Settings,
     quiet: Quiet = False,
     dry_run: Annotated[
-        bool, option("--dry-run", text="Show configuration, clients, samples and bytes a round; train nothing.")
+        bool, option("--dry-run", text="Show changed settings, clients, samples and bytes a round; train nothing.")
     ] = False,
     multirun: Annotated[bool, typer.Option("--multirun", "-m", hidden=True)] = False,
 ) -> None:
@@ -245,9 +254,14 @@ def _report(
     csv: Annotated[
         bool, option("--csv", text="Write each run's scores and replies as history.csv and replies.csv instead.")
     ] = False,
+    watch: Annotated[
+        bool, option("--watch", text="Show the run in DIR while it goes on, instead; Ctrl-C leaves it alone.")
+    ] = False,
 ) -> None:
-    """Write one HTML page of runs.
+    """Write one HTML page of runs, or watch one.
 
+    goldfinch report outputs/first outputs/second --output report.html
+    goldfinch report outputs/first --watch
     DIR  run folders, or folders with runs below them
     The page holds curves, confusion, prototypes and cost, and needs no network.
     """
@@ -256,6 +270,13 @@ def _report(
 
         for path in write_csv(folders):
             print(f"wrote {path}")
+        return
+    if watch:
+        from server.commands.watch import watch as show
+
+        if len(folders) > 1 or output:
+            raise ConfigError("--watch shows one run, and writes no page: goldfinch report DIR --watch")
+        show(Path(folders[0]))
         return
     from server.results.report.page import write_report
 
@@ -323,7 +344,7 @@ FIGURES = ("convergence", "prototypes", "heatmap", "bars")
 @command("figure")
 def _figure(
     kind: Annotated[str, argument("KIND", autocompletion=one_of(FIGURES))],
-    folders: Runs,
+    folders: Annotated[list[str], argument("DIR...", default_factory=list)],
     output: Annotated[Path | None, option(text="The picture; KIND.png in the first folder by default.")] = None,
     rule: Rule = "final",
     column: Annotated[str, option(text="heatmap: average (default), worst, spread or a domain.")] = "average",
@@ -343,6 +364,10 @@ def _figure(
     KIND  convergence, prototypes, heatmap or bars
     DIR   run folders, or folders with runs below them
     """
+    if kind not in FIGURES and not folders:
+        raise ConfigError(f"KIND is missing before {kind}: goldfinch figure convergence {kind}; {nearest('', FIGURES)}")
+    if not folders:
+        raise ConfigError(f"DIR is missing: goldfinch figure {kind} DIR, a run's folder or one with runs below it")
     from server.commands.figure import draw
 
     draw(

@@ -51,6 +51,12 @@ MAX_AHEAD, MAX_BEHIND = 5.0, 300.0
 NODE_PORT = 9094
 """The port that a SuperNode listens on unless it is given ``--port``."""
 
+REACHABLE = (
+    "the server can be reached from here; it admits a device whose key is enrolled (goldfinch devices enrol), which "
+    "only the device's SuperNode can try"
+)
+"""What :func:`examine` says of a server without a problem."""
+
 RESOLUTION = 1.0
 """Seconds: HTTP's ``Date`` leaves fractions out."""
 
@@ -86,7 +92,7 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
         ConfigError: a certificate is given without a server.
     """
     if server:
-        return _report(_server(server, authority), "a device may join from here")
+        return _report(_server(server, authority), REACHABLE)
     if server is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
     return _report(_this_machine(), "everything a run needs is here")

@@ -72,8 +72,9 @@ LEFT = {
     "board": "goldfinch compare writes its table and every run (compare.md, runs.csv)",
     "deployment-demo": "write goldfinch demo --deployment",
     "predict": "write goldfinch evaluate MODEL IMAGE...",
+    "watch": "goldfinch report DIR --watch shows a run while it goes on",
 }
-"""Commands that were there once, and what to call instead."""
+"""Words that people write as commands, and what to call instead."""
 
 
 class CommandGroup(TyperGroup):
@@ -89,7 +90,7 @@ class CommandGroup(TyperGroup):
             for name, member in self.commands.items():
                 if isinstance(member, click.Group) and args[0] in member.commands:
                     remedy = f"write {ctx.command_path} {name} {args[0]}"
-            raise ConfigError(f"{ctx.command_path} {args[0]}: no such command; {remedy}")
+            raise click.UsageError(f"{ctx.command_path} {args[0]}: no such command; {remedy}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -168,8 +168,9 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence
 
 
 def preview(settings: RunSettings) -> None:
-    """Print the composed configuration, the clients with their samples, and roughly the bytes of a round."""
-    print(OmegaConf.to_yaml(OmegaConf.create(dict(settings.raw))))
+    """Print the settings that are not the defaults, the clients with their samples, and about the bytes of a round."""
+    print("# settings that are not the defaults; config.yaml in a run's folder has all")
+    print(OmegaConf.to_yaml(OmegaConf.create(_different(settings.raw, compose_config(())))))
     federation = Federation(settings)
     names = federation.registry.expected
     print(f"# {len(names)} clients, output {settings.output_folder}")
@@ -191,6 +192,20 @@ def preview(settings: RunSettings) -> None:
     sizes = bytes_of_a_round(federation)
     for way, size in sizes.items():
         print(f"# about {size * sampled:,} bytes {way} a round: {sampled} clients, {size:,} each")
+
+
+def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not the same in ``defaults``, group by group."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        before = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            below = _different(value, before)
+            if below:
+                found[key] = below
+        elif value != before or key not in defaults:
+            found[key] = value
+    return found
 
 
 def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:

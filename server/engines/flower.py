@@ -24,6 +24,7 @@ from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
 from server.engines.inbox import Inbox
+from server.engines.waiting import OnWaiting, WaitReport
 from server.flower.silence import SilenceLimit
 from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
 from strategies.core.federation import Closing, Reply
@@ -124,6 +125,7 @@ class FlowerEngine:
             to its key, and the operator decides which client a key is enrolled for.
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
         on_silence: called with the reason before that.
+        on_waiting: called with the clients that the engine has waited for some seconds; see :class:`WaitReport`.
     """
 
     def __init__(
@@ -134,8 +136,10 @@ class FlowerEngine:
         enrolled: bool = False,
         silence: float = inf,
         on_silence: Callable[[str], None] | None = None,
+        on_waiting: OnWaiting | None = None,
     ) -> None:
         self.grid = grid
+        self._on_waiting = on_waiting
         self.simulated = simulated
         self.enrolled = enrolled
         self._inbox = Inbox(grid)
@@ -160,6 +164,7 @@ class FlowerEngine:
         failures: dict[int, Failure] = {}  # by node
         deadline = Deadline(seconds)
         first_reply_deadline = Deadline(seconds)
+        report = WaitReport(self._on_waiting)
         while True:
             if self._invite(deadline):
                 first_reply_deadline.extend(PATIENCE_SECONDS + GRACE_SECONDS)
@@ -173,6 +178,7 @@ class FlowerEngine:
                 current_deadline = deadline
             if self._count_refused(failures, absent) >= len(absent) or current_deadline.passed:
                 break
+            report(sorted(absent))
             self._pause(current_deadline)
         if absent and seconds:
             for node in self._asked.values():
@@ -320,7 +326,12 @@ class FlowerEngine:
         replies: list[Reply] = []
         trained = 0
         asked = time.monotonic()
-        for identity, received in self._receive(set(waiting), Deadline(seconds)):
+        report = WaitReport(self._on_waiting, max((request.round for request in requests.values()), default=None))
+
+        def report_waiting() -> None:
+            report(sorted(waiting.values()))
+
+        for identity, received in self._receive(set(waiting), Deadline(seconds), report_waiting):
             request = requests[waiting.pop(identity)]
             node = self._nodes[request.client]
             outcome = self._read(request.client, node, asked, received, partial(_reply, request))
@@ -406,8 +417,13 @@ class FlowerEngine:
                 return
             yield reply
 
-    def _receive(self, waiting: set[str], deadline: Deadline) -> Iterator[tuple[str, Message | None]]:
-        """Yield the replies to the messages ``waiting`` as they arrive, until all are there or the deadline passes."""
+    def _receive(
+        self, waiting: set[str], deadline: Deadline, report: Callable[[], None]
+    ) -> Iterator[tuple[str, Message | None]]:
+        """Yield the replies to the messages ``waiting`` as they arrive, until all are there or the deadline passes.
+
+        ``report`` is called before each pause.
+        """
         while waiting:
             has_reply = False
             for identity, message in self._pull(waiting | self._asked.keys()):
@@ -420,6 +436,7 @@ class FlowerEngine:
             if deadline.passed:
                 return
             if waiting:
+                report()
                 self._pause(deadline, has_reply=has_reply)
 
     def _title(self, node: int) -> str:

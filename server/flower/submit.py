@@ -34,6 +34,7 @@ from common.versions import CODE, VERSION
 from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
+from server.trackers.tail import Tail
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -251,10 +252,9 @@ def submit(
     except KeyboardInterrupt as error:
         if not outlives:
             raise
-        names = shlex.join([run.identity, *run.target])
-        raise type(error)(
-            f"no longer watching; the run goes on: flwr log {names} --stream follows it, flwr stop {names} ends it"
-        ) from None
+        shown = shlex.join(["goldfinch", "report", str(settings.output), "--watch"])
+        ended = shlex.join(["flwr", "stop", run.identity, *run.target])
+        raise type(error)(f"no longer watching; the run goes on: {shown} shows it again, {ended} ends it") from None
     if status == "finished:completed":
         return
     raise EngineError(how_it_ended(status, details, log))
@@ -497,33 +497,17 @@ def _following(path: Path, listeners: Sequence[Listener]) -> Iterator[threading.
     """
     done = threading.Event()
     has_event = threading.Event()
-    known: set[bytes] = set()  # lines of before, which a resumed run writes again
+    known: list[bytes] = []  # lines of before, which a resumed run writes again
     if path.exists():
-        known.update(path.read_bytes().splitlines())
+        known = path.read_bytes().splitlines()
+    tail = Tail(path, known)
 
     def follow() -> None:
-        inode = 0
-        position = 0
         is_last_read = False
         while not is_last_read:
             is_last_read = done.wait(0.3)
-            if not path.exists():
-                continue
-            with path.open("rb") as stream:
-                current_inode = os.fstat(stream.fileno()).st_ino
-                if current_inode != inode:  # the server replaces the file when it starts
-                    inode = current_inode
-                    position = 0
-                stream.seek(position)
-                content = stream.read()
-            complete = content[: content.rfind(b"\n") + 1]
-            position += len(complete)
-            for line in complete.splitlines():
-                if line in known:
-                    continue
-                known.add(line)  # the server replaces the file once more when all clients are checked
+            for entry in tail.read():
                 has_event.set()
-                entry = json.loads(line)
                 for listener in listeners:
                     listener(entry["event"], entry)
 

@@ -15,7 +15,7 @@ from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines, stream_lines
-from server.trackers.events import COUNTS_LESS_EVENT, Listener
+from server.trackers.events import COUNTS_LESS_EVENT, WAITING_EVENT, Listener
 
 PARTS = ("weights", "prototypes", "extra", "header")
 """Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
@@ -79,6 +79,14 @@ def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Append entries to one of a run's three files, one JSON object per line."""
     with path.open("a") as stream:
         stream.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def record_waiting(folder: Path, clients: Sequence[str], seconds: float, number: int | None) -> None:
+    """Append the event of an engine that has waited for ``clients`` for ``seconds``, in round ``number`` or before."""
+    entry: dict[str, Any] = {"event": WAITING_EVENT, "time": round(time.time(), 3)}
+    if number is not None:
+        entry["round"] = number
+    append_lines(folder / EVENTS, [{**entry, "clients": list(clients), "seconds": round(seconds, 1)}])
 
 
 def cut_back(path: Path, last: int, last_scored: int) -> None:

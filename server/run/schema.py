@@ -239,6 +239,7 @@ NEEDED = {
     "code changed": ("reason",),
     "data changed": ("reason",),
     "late": ("round", "clients"),
+    "waiting": ("clients", "seconds"),
     "score missing": ("round", "domain", "status"),
     "collapsed": ("round", "domain", "label", "share", "loss"),
     "at chance": ("round", "average", "chance", "images", "steps", "remedies"),

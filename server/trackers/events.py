@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import kind_of, some_of
@@ -50,6 +52,9 @@ LINES = {
 
 SCALED_EVENT = f"client {SCALED}"
 """The event of an update that was scaled down to the bound."""
+
+WAITING_EVENT = "waiting"
+"""The event of a deployment whose engine has waited for the same clients for some time."""
 
 COUNTS_LESS_EVENT = "client counts less"
 """The event of a client that counts for fewer samples than it registered."""
@@ -141,29 +146,65 @@ def _rare_classes(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> 
     return lines
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is shown of a run besides its events.
+
+    Args:
+        method: the method's name.
+        data: the data set's name.
+        seed: the seed.
+        rounds: the rounds of the whole run; 0 if the method does not train.
+        engine: the engine's name.
+        folder: the run's folder.
+        classes: the names of the classes by label; empty if they are not known, and then no images are counted.
+    """
+
+    method: str
+    data: str
+    seed: int
+    rounds: int
+    engine: str
+    folder: Path
+    classes: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> Subject:
+        """Return what is shown of a run with these settings."""
+        return cls(
+            method=settings.method.name,
+            data=settings.data.name,
+            seed=settings.seed,
+            rounds=settings.train.rounds if settings.method.trains else 0,
+            engine=str(settings.engine.get("name")),
+            folder=settings.output_folder,
+            classes=settings.data.class_names,
+        )
+
+
 class SiteCounts:
     """Collects the training images of each client by class, and has their lines when the run starts.
 
     Args:
-        settings: the run's settings.
+        classes: the names of the classes by label.
     """
 
-    def __init__(self, settings: RunSettings) -> None:
-        self._settings = settings
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = classes
         self._counts: dict[str, Sequence[int]] = {}
 
     def lines(self, name: str, entry: Mapping[str, Any]) -> list[str]:
         """Return the lines to show after an event: those of :func:`count_lines` when the run starts, else none."""
         if name == "registered" and "class_counts" in entry:
             self._counts[str(entry["client"])] = entry["class_counts"]
-        if name not in ("start", "resume") or not self._counts:
+        if name not in ("start", "resume") or not self._counts or not self._classes:
             return []
-        return count_lines(self._settings.data.class_names, dict(sorted(self._counts.items())))
+        return count_lines(self._classes, dict(sorted(self._counts.items())))
 
 
-def waiting_for(settings: RunSettings) -> str:
-    """Return what a run waits for before its clients register."""
-    if settings.engine.get("name") == "ray":
+def waiting_for(engine: str) -> str:
+    """Return what a run on the engine of this name waits for before its clients register."""
+    if engine == "ray":
         return "waiting for Flower and Ray to start"
     return "waiting for clients"
 
@@ -174,19 +215,27 @@ def plain_lines(settings: RunSettings) -> Listener:
     Args:
         settings: the run's settings.
     """
-    started = time.perf_counter()
-    rounds = settings.train.rounds if settings.method.trains else 0
+    return lines_about(Subject.of(settings), time.time())
+
+
+def lines_about(subject: Subject, began: float) -> Listener:
+    """Return a listener as :func:`plain_lines` does.
+
+    Args:
+        subject: the run.
+        began: the time from which the seconds of its events are counted.
+    """
     repeats = Repeats()
-    counts = SiteCounts(settings)
-    if settings.engine.get("name") != "inline":
-        print(f"{waiting_for(settings)} ...", flush=True)
+    counts = SiteCounts(subject.classes)
+    if subject.engine != "inline":
+        print(f"{waiting_for(subject.engine)} ...", flush=True)
 
     def show(name: str, entry: Mapping[str, Any]) -> None:
-        lines = repeats.passed(name, entry, describe(name, entry, rounds))
+        lines = repeats.passed(name, entry, describe(name, entry, subject.rounds))
         if name == "finish":
-            lines.append(f"wrote {settings.output_folder}")
+            lines.append(f"wrote {subject.folder}")
         for line in lines:
-            print(f"[{time.perf_counter() - started:7.1f} s] {line}", flush=True)
+            print(f"[{entry.get('time', time.time()) - began:7.1f} s] {line}", flush=True)
         for line in counts.lines(name, entry):
             print(line, flush=True)
 
@@ -279,6 +328,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
         return _skipped_line(entry)
     if name == "finish":
         return _finish_line(entry)
+    if name == WAITING_EVENT:
+        return _waiting_line(entry)
     if name.startswith("client "):
         return f"round {entry['round']}: {entry['client']} {name.removeprefix('client ')}: {entry['reason']}"
     if name in LINES:
@@ -347,8 +398,15 @@ def _skipped_line(entry: Mapping[str, Any]) -> str:
     return f"round {entry['round']} is skipped: {entry['answered']} of {entry['needed']} needed{by} clients answered"
 
 
+def _waiting_line(entry: Mapping[str, Any]) -> str:
+    awaited = f"waiting for {some_of(entry['clients'], MAX_SITES)} for {entry['seconds']:.0f} s"
+    if "round" in entry:
+        return f"round {entry['round']}: {awaited}"
+    return awaited
+
+
 def _finish_line(entry: Mapping[str, Any]) -> str:
-    line = f"finished after round {entry['round']}, state {entry['sha256'][:16]}"
+    line = f"finished after round {entry['round']}; SHA-256 of the final state: {entry['sha256'][:16]}..."
     counts = counts_text(entry.get("answers", {}))
     if counts:
         line += f"; {counts}"

@@ -22,15 +22,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.errors import some_of
 from common.metrics import PARTIAL, named_missing
 from common.settings import RunSettings
 from common.text import duration, size
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
 from server.trackers.events import (
     COUNTS_LESS_EVENT,
+    MAX_SITES,
     SCALED_EVENT,
+    WAITING_EVENT,
     Listener,
     SiteCounts,
+    Subject,
     describe,
     plain_lines,
     waiting_for,
@@ -42,6 +46,9 @@ MAX_NOTES = 4
 SMOOTHING = 0.6
 """Weight of the past in the moving average of a round's seconds, in [0, 1)."""
 
+SILENT_SECONDS = 30.0
+"""Seconds without an event after which the view says for how long there was none."""
+
 MIN_WIDTH = 44
 """Columns below which the live view gives way to plain lines."""
 
@@ -50,7 +57,7 @@ WIDE, WIDEST = 60, 66
 
 NOT_NOTED = (
     *("start", "score", "validation", "finish", "stopped", "scores", "replies", "metrics"),
-    *(SCALED_EVENT, COUNTS_LESS_EVENT),
+    *(SCALED_EVENT, COUNTS_LESS_EVENT, WAITING_EVENT),
 )
 """Events that the view shows elsewhere; the line of every other event is a note at the end."""
 
@@ -61,17 +68,17 @@ class LiveView:
     """A listener that draws the run's events several times a second, below the lines that are printed meanwhile.
 
     Args:
-        settings: the run's settings.
+        subject: the run.
         console: the terminal.
         clock: returns the time in seconds; only differences are used.
     """
 
-    def __init__(self, settings: RunSettings, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.settings = settings
+    def __init__(self, subject: Subject, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.subject = subject
         self.clock = clock
-        self.state = waiting_for(settings)
+        self.state = waiting_for(subject.engine)
         self.clients = 0
-        self.total = settings.train.rounds
+        self.total = subject.rounds
         self.done = 0
         self.current = 0
         self.began = clock()
@@ -89,7 +96,11 @@ class LiveView:
         self.bytes = {"up": 0, "down": 0}
         self.last_bytes = {"up": 0, "down": 0}
         self.notes: list[str] = []
-        self._counts = SiteCounts(settings)
+        self.asked = 0  # clients of the present round
+        self.awaited: list[str] = []  # clients whose reply the present exchange waits for
+        self.waited_since = 0.0
+        self.heard = self.began
+        self._counts = SiteCounts(subject.classes)
         self._live = Live(self, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -107,6 +118,8 @@ class LiveView:
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
         """Receive an event."""
+        self.heard = self.clock()
+        self.awaited = []
         for line in self._counts.lines(name, entry):
             self._live.console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
         if name in ("start", "resume"):
@@ -116,6 +129,10 @@ class LiveView:
         elif name == "round":
             self.current = int(entry["round"])
             self.round_began = self.clock()
+            self.asked = len(entry["clients"])
+        elif name == WAITING_EVENT:
+            self.awaited = list(entry["clients"])
+            self.waited_since = self.clock() - float(entry["seconds"])
         elif name == "score":
             self._add_scores(entry)
         elif name == "validation":
@@ -200,17 +217,17 @@ class LiveView:
         if len(self.notes) > MAX_NOTES:
             parts.append(Text(f"  {len(self.notes) - MAX_NOTES} more in events.jsonl", "dim"))
         if self.state.startswith("finished"):
-            parts.append(Text(f"wrote {self.settings.output_folder}", "dim", overflow="fold"))
+            parts.append(Text(f"wrote {self.subject.folder}", "dim", overflow="fold"))
         yield Group(*parts)
 
     def _head(self, width: int) -> Text:
         """Return the line with method, data, clients and seed on the left and the state on the right."""
         head = Text(no_wrap=True, overflow="ellipsis")
-        head.append(self.settings.method.name, "bold")
-        head.append(f" on {self.settings.data.name}")
+        head.append(self.subject.method, "bold")
+        head.append(f" on {self.subject.data}")
         if self.clients:
             head.append(f"  {self.clients} clients", "dim")
-        head.append(f"  seed {self.settings.seed}", "dim")
+        head.append(f"  seed {self.subject.seed}", "dim")
         gap = width - head.cell_len - len(self.state)
         if gap < 2:
             gap = 2
@@ -242,13 +259,17 @@ class LiveView:
     def _left(self) -> str:
         """Return the time that the remaining rounds take; empty before the first round and after the last.
 
-        The estimate counts down during a round. ``rich.progress`` changes its estimate only when a step is done.
+        The estimate counts down during a round. ``rich.progress`` changes its estimate only when a step is done. There
+        is none while clients are late for the present round, since nobody knows when they reply.
         """
         if self.state != "training" or self.round_seconds is None:
             return ""
         spent = 0.0
         if self.current > self.done:
-            spent = min(self.clock() - self.round_began, self.round_seconds)
+            spent = self.clock() - self.round_began
+        if self.awaited and spent > self.round_seconds:
+            return ""
+        spent = min(spent, self.round_seconds)
         remaining = (self.total - self.done) * self.round_seconds - spent
         return duration(max(0.0, remaining))
 
@@ -319,7 +340,12 @@ class LiveView:
         if self.losses:
             terms = [_loss_text(term, values) for term, values in self.losses.items()]
             table.add_row("loss", Text("   ".join(terms)))
-        if self.last_outcomes:
+        since = duration(self.clock() - self.waited_since)
+        if self.awaited:
+            table.add_row("waiting", Text(f"for {some_of(self.awaited, MAX_SITES)}, {since}", "yellow"))
+        elif self.state in ("training", "scoring") and self.clock() - self.heard > SILENT_SECONDS:
+            table.add_row("silent", Text(f"no event for {duration(self.clock() - self.heard)}", "yellow"))
+        if self.last_outcomes or (self.awaited and self.asked):
             for label, outcomes in self._outcomes():
                 table.add_row(label, outcomes)
         if self.counting_less:
@@ -337,6 +363,8 @@ class LiveView:
         Each text has the numbers of the last round and of all rounds, and fits the narrowest view.
         """
         trained = Text(f"{trained_count(self.last_outcomes)} of {sum(self.last_outcomes.values())} trained")
+        if self.awaited and self.asked:
+            trained = Text(f"{self.asked - len(self.awaited)} of {self.asked} have answered")
         rows = [("clients", trained)]
         for status in COUNTED_STATUSES:
             in_all = self.outcomes[status]
@@ -349,7 +377,8 @@ class LiveView:
             elif status in UNUSED_STATUSES:
                 text.stylize("red" if now else "yellow")
             rows.append((status, text))
-        if not any(self.outcomes[status] for status in UNUSED_STATUSES):
+        unused = [self.outcomes[status] for status in COUNTED_STATUSES if status != SCALED]
+        if not self.awaited and not any(unused):
             trained.append("   none refused, none failed", "dim")
         return rows
 
@@ -407,6 +436,11 @@ def _loss_text(term: str, values: Sequence[float]) -> str:
 # ---- choice of view --------------------------------------------------------------------------------------------------
 
 
+def can_draw(console: Console) -> bool:
+    """Return whether the live view can be drawn on the console; otherwise lines are printed."""
+    return console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH
+
+
 @contextlib.contextmanager
 def watching(settings: RunSettings, *, quiet: bool = False, console: Console | None = None) -> Iterator[Listener]:
     """Yield a listener that shows the run within the block.
@@ -422,8 +456,8 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
     with logging_to_file(settings, quiet=quiet):
         if quiet:
             yield lambda name, entry: None  # noqa: ARG005
-        elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
-            with LiveView(settings, console) as view:
+        elif can_draw(console):
+            with LiveView(Subject.of(settings), console) as view:
                 yield view
         else:
             yield plain_lines(settings)

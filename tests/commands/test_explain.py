@@ -91,9 +91,9 @@ def test_a_tuned_file_is_explained() -> None:
 
 
 def test_a_command_of_a_group_is_named_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["enrol", "FOLDER"]) == 1
+    assert main(["enrol", "FOLDER"]) == 2
     assert "goldfinch enrol: no such command; write goldfinch devices enrol" in capsys.readouterr().err
-    assert main(["devices", "dismis", "FOLDER"]) == 1
+    assert main(["devices", "dismis", "FOLDER"]) == 2
     assert "goldfinch devices dismis: no such command; did you mean 'dismiss'" in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ from server.engines.inline import InlineEngine
 from server.results.run import RunFolder as Record
 from server.run.accounting import ReleaseCounts
 from server.run.engine import ENOUGH
-from server.trackers.events import describe
+from server.trackers.events import Subject, describe
 from server.trackers.live import LiveView
 from strategies.core.federation import Closing, Federation
 from strategies.core.flower import answer_to_fit_res
@@ -149,7 +149,7 @@ def test_what_a_late_client_released_counts(tmp_path: Path) -> None:
 
 
 def test_the_live_view_counts_them_apart_from_failures(tmp_path: Path) -> None:
-    view = LiveView(toy_settings("fedavg", tmp_path), Console(width=120))
+    view = LiveView(Subject.of(toy_settings("fedavg", tmp_path)), Console(width=120))
     view.last_outcomes = {"trained": 10, "late": 3}
     view.outcomes.update(view.last_outcomes)
     shown = [(label, str(text)) for label, text in view._outcomes()]

@@ -33,6 +33,7 @@ from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.history import History
 from server.run.resume import KILLED
+from server.trackers.events import Subject
 from server.trackers.live import LiveView
 
 
@@ -130,7 +131,7 @@ def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
     assert told["best"]["average"] == max(score.average for score in before)
     assert set(told["best"]) == {"bright", "dark", "noisy", "average", "worst"}
     screen = StringIO()
-    view = LiveView(settings(tmp_path), console := Console(file=screen, width=100, force_terminal=False))
+    view = LiveView(Subject.of(settings(tmp_path)), console := Console(file=screen, width=100, force_terminal=False))
     view("resume", {**told, "best": {"bright": 88.8}})
     view("score", {"round": 3, "accuracy": {"bright": 50.0}, "average": 50.0, "worst": 50.0})
     console.print(view)

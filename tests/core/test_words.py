@@ -20,6 +20,7 @@ from common.text import FORMULA, printable
 from common.wire.messages import MAX_ENTRIES, Answer, Registration, Request, read_header
 from common.wire.payload import Payload
 from server.run.engine import MAX_REASON, MAX_TRACEBACK, Failure
+from server.trackers.events import Subject
 from server.trackers.live import LiveView
 from strategies.core.codec import MAX_REGISTERED, read_registrations, write_registrations
 
@@ -109,7 +110,7 @@ def test_the_message_of_a_failure_is_printable_in_the_record_and_on_the_screen(t
     assert stream.getvalue().encode()
     screen = StringIO()
     console = Console(file=screen, width=100, force_terminal=False)
-    view = LiveView(toy_settings("fedavg", tmp_path), console)
+    view = LiveView(Subject.of(toy_settings("fedavg", tmp_path)), console)
     view("client failed", {"round": 1, "client": failure.client, "reason": failure.reason})
     console.print(view)
     assert "\x1b[2J" not in screen.getvalue()

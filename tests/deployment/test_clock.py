@@ -66,7 +66,7 @@ def test_a_server_that_is_none_is_named(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--server", server]) == 0
-    assert "a device may join from here" in capsys.readouterr().out
+    assert "it admits a device whose key is enrolled" in capsys.readouterr().out
     monkeypatch.setattr(Answering, "timely", False)
     with pytest.raises(EngineError, match="sends no time"):
         clock_difference(server, None)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
-from server.trackers.events import count_lines, plain_lines
+from common.wire.messages import COUNTED_STATUSES, SCALED
+from server.cli import main
+from server.commands.watch import watch
+from server.trackers.events import Subject, count_lines, plain_lines
 from server.trackers.live import LiveView, sparkline, watching
 
 LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
@@ -47,7 +52,7 @@ def feed(show: Any, rounds: int = 5) -> None:
 @pytest.mark.parametrize("width", [44, 60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
     now = [0.0]
-    view = LiveView(toy_settings("fpl", tmp_path / "run"), Console(width=width), clock=lambda: now[0])
+    view = LiveView(Subject.of(toy_settings("fpl", tmp_path / "run")), Console(width=width), clock=lambda: now[0])
     for rounds in (0, 5):
         if rounds:
             feed(view)
@@ -66,7 +71,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
 
 def test_the_time_left_follows_the_rounds(tmp_path: Path) -> None:
     now = [0.0]
-    view = LiveView(toy_settings("fpl", tmp_path / "run"), Console(width=80), clock=lambda: now[0])
+    view = LiveView(Subject.of(toy_settings("fpl", tmp_path / "run")), Console(width=80), clock=lambda: now[0])
     view("start", {"round": 0, "rounds": 10, "method": "fpl", "data": "toy", "clients": ["a"]})
     assert view._left() == ""
     view("round", {"round": 1, "clients": ["a"]})
@@ -153,3 +158,96 @@ def test_quiet_shows_nothing_and_libraries_speak_to_a_file(tmp_path: Path, capsy
     assert "noise of a library" in log
     assert "a deprecation" in log
     assert logging.getLogger().handlers == handlers
+
+
+def test_the_view_names_whom_a_round_waits_for_and_since_when(tmp_path: Path) -> None:
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None)
+    view = LiveView(Subject.of(toy_settings("fpl", tmp_path / "run")), console, clock=lambda: now[0])
+    clients = ["dark-0", "bright-0", "grey-0"]
+    view("start", {"round": 0, "rounds": 5, "method": "fpl", "data": "toy", "clients": clients})
+    view("round", {"round": 1, "clients": clients})
+    view("round done", {"round": 1, "seconds": 6.0, "outcomes": {"trained": 3}, "losses": {}})
+    view("round", {"round": 2, "clients": clients})
+    now[0] += 8.0
+    view("waiting", {"round": 2, "clients": ["dark-0"], "seconds": 8.0})
+    now[0] += 24.0  # the node was killed 30 s ago
+    drawn = shown_by(view)
+    assert "waiting  for dark-0, 32" in drawn
+    assert "2 of 3 have answered" in drawn
+    assert "3 of 3 trained" not in drawn
+    assert " left" not in drawn
+    view("round done", {"round": 2, "seconds": 60.0, "outcomes": {"trained": 2, "lost": 1}, "losses": {}})
+    drawn = shown_by(view)
+    assert "2 of 3 trained" in drawn
+    assert "waiting" not in drawn
+    now[0] += 45.0
+    assert "silent   no event for 45" in shown_by(view)
+
+
+@pytest.mark.parametrize("status", [status for status in COUNTED_STATUSES if status != SCALED])
+def test_none_failed_is_said_of_no_view_with_a_client_whose_update_was_not_used(status: str, tmp_path: Path) -> None:
+    view = LiveView(Subject.of(toy_settings("fpl", tmp_path / "run")), Console(width=100))
+    view("start", {"round": 0, "rounds": 5, "method": "fpl", "data": "toy", "clients": ["a", "b"]})
+    view("round done", {"round": 1, "seconds": 1.0, "outcomes": {"trained": 1}, "losses": {}})
+    assert "none failed" in shown_by(view)
+    view("round done", {"round": 2, "seconds": 1.0, "outcomes": {"trained": 1, status: 2}, "losses": {}})
+    assert "none failed" not in shown_by(view)
+    assert status in shown_by(view)
+
+
+def shown_by(view: LiveView) -> str:
+    """What the view draws, without colours."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None)
+    console.print(view)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]  # the file is the StringIO above
+
+
+def test_a_run_that_another_process_trains_is_watched_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    words = ["train.rounds=2", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
+    assert main(["run", "--quiet", "method=fpl", *words, f"output={place}"]) == 0
+    events = (place / "events.jsonl").read_text().splitlines(keepends=True)
+    (place / "events.jsonl").write_text("".join(events[:-2]) + events[-2][:10])  # the run writes while it is read
+
+    def go_on() -> None:
+        time.sleep(1.0)
+        with (place / "events.jsonl").open("a") as stream:
+            stream.write(events[-2][10:] + events[-1])
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    assert main(["report", str(place), "--watch"]) == 0
+    writer.join()
+    printed = capsys.readouterr().out
+    assert "fpl on glyphs starts: 4 clients, 2 rounds" in printed
+    assert "finished after round 2" in printed
+    assert not (place / "report.html").exists()
+    screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    watch(place, screen)
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]  # the file is the StringIO above
+    assert "fpl on glyphs" in drawn
+    assert "finished" in drawn
+    for line in (place / "events.jsonl", place / "config.yaml"):
+        line.unlink()
+        assert main(["report", str(place), "--watch"]) == 1
+    assert main(["report", str(place), str(place), "--watch"]) == 1
+
+
+def test_ctrl_c_ends_the_watching_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    words = ["train.rounds=1", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
+    assert main(["run", "--quiet", "method=fedavg", *words, f"output={place}"]) == 0
+    events = (place / "events.jsonl").read_text().splitlines(keepends=True)
+    (place / "events.jsonl").write_text("".join(events[:-1]))
+
+    def press(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.commands.watch.time.sleep", press)
+    assert main(["report", str(place), "--watch"]) == 130
+    assert "no longer watching; the run is untouched" in capsys.readouterr().err

@@ -33,6 +33,7 @@ from server.results.table import table_text
 from server.study import search
 from server.study.rules import Rules, entrants_of
 from server.study.search import TuningStudy, finished_trials, state_of
+from server.trackers.events import Subject
 from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
 
@@ -152,7 +153,7 @@ def shown(view: LiveView, console: Console, stream: io.StringIO) -> str:
 def test_the_live_view_marks_what_is_missing_and_keeps_the_best_of_whole_rounds(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100)
-    view = LiveView(toy_settings("fedavg", tmp_path), console)
+    view = LiveView(Subject.of(toy_settings("fedavg", tmp_path)), console)
     view("score", score(1, {}, dark=40.0, bright=60.0))
     assert PARTIAL not in shown(view, console, stream)
     view("score", score(2, {"dark": 1}, bright=70.0))

@@ -22,7 +22,7 @@ from server.results.report.results import client_rows
 from server.results.run import RunFolder
 from server.run.conduct import run_federation
 from server.run.history import answers
-from server.trackers.events import counts_text, plain_lines
+from server.trackers.events import Subject, counts_text, plain_lines
 from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
 
@@ -66,7 +66,7 @@ def test_each_status_has_its_own_count_everywhere(
     edit: Edit, status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = guarded(tmp_path / "run", "clip")
-    view = LiveView(settings, Console(width=80))
+    view = LiveView(Subject.of(settings), Console(width=80))
     engine = TouchedEngine(settings, edit=edit)
     logged: dict[str, float] = {}
 
@@ -126,7 +126,7 @@ def test_a_plain_run_tells_nothing_of_them(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("width", [44, 60, 80])
 def test_every_status_fits_a_narrow_view_with_the_reason_first(width: int, tmp_path: Path) -> None:
-    view = LiveView(guarded(tmp_path, "clip"), Console(width=width))
+    view = LiveView(Subject.of(guarded(tmp_path, "clip")), Console(width=width))
     outcomes = {"trained": 4321, **dict.fromkeys(COUNTED_STATUSES, 1234)}
     for number in (1, 2):
         view("round done", {"round": number, "seconds": 1.0, "outcomes": outcomes})

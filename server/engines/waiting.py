@@ -1,0 +1,41 @@
+"""Says whom an engine waits for, so that a run is never silent for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+WAIT_SECONDS = 5.0
+"""Shortest time between two reports of a wait."""
+
+OnWaiting = Callable[[Sequence[str], float, int | None], None]
+"""Called with the clients that are waited for, since how many seconds, and the round; ``None`` is registration."""
+
+
+class WaitReport:
+    """Reports one wait: after five seconds, when other clients are waited for, and when the wait has doubled.
+
+    Args:
+        tell: receives each report; ``None`` leaves them out.
+        number: the round; ``None`` while clients register.
+    """
+
+    def __init__(self, tell: OnWaiting | None, number: int | None = None) -> None:
+        self._tell = tell
+        self._number = number
+        self._began = time.monotonic()
+        self._told = 0.0
+        self._names: Sequence[str] = ()
+
+    def __call__(self, names: Sequence[str]) -> None:
+        """Report that ``names`` are waited for, if it is time to."""
+        if self._tell is None or not names:
+            return
+        seconds = time.monotonic() - self._began
+        if seconds - self._told < WAIT_SECONDS:
+            return
+        if names == self._names and seconds < 2 * self._told:
+            return
+        self._told = seconds
+        self._names = names
+        self._tell(names, seconds, self._number)
