@@ -387,6 +387,7 @@ def _figure(
 
 @command("doctor")
 def _doctor(
+    overrides: Settings,
     server: Annotated[
         str | None,
         option(
@@ -399,12 +400,29 @@ def _doctor(
         Path | None,
         option("--ca", text="The authority's certificate, unless the server speaks no TLS.", metavar="FILE"),
     ] = None,
+    report: Annotated[
+        Path | None,
+        option("--report", text="Write a file about that run for a public issue.", metavar="RUN"),
+    ] = None,
 ) -> None:
     """Check what works here, and print how to fix the rest.
 
     goldfinch doctor
+    goldfinch doctor data=pacs data.root=DIR
     goldfinch doctor --server HOST:PORT --ca FILE
+    goldfinch doctor --report RUN
+    KEY=VALUE  a data set: what of its files is there, and what is missing
+    A file for a public issue has settings, versions, counts and messages, and no paths, names or data.
     """
+    if report is not None:
+        from server.commands.public_report import write_public_report
+
+        print(f"wrote {write_public_report(report)}: read it, then attach it to the issue")
+        return
+    if overrides:
+        from server.commands.doctor import examine_data
+
+        raise typer.Exit(examine_data(overrides))
     from server.commands.doctor import examine
 
     raise typer.Exit(examine(server, ca))

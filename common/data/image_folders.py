@@ -148,8 +148,8 @@ class ImageFolders(DataSource):
         return normal_name(name) in map(normal_name, self._names(domain))
 
     def find_files(self, domain: str) -> None:
-        """See :meth:`DataSource.find_files`."""
-        self.directory(domain)
+        """See :meth:`DataSource.find_files`. The images are listed, and none is decoded."""
+        self._divide(self.directory(domain), domain)
 
     def _read(self, domain: str) -> Domain:
         return self._read_from(self.directory(domain), domain)

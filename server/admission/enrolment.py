@@ -24,6 +24,9 @@ NOT_REACHED = "Connection to the SuperLink is unavailable"
 RESTORE_SECONDS = 180.0
 """How long :meth:`Enrolment.restore` waits for a SuperLink that is starting."""
 
+ENROL_SECONDS = 30.0
+"""How long :meth:`Enrolment.enrol` does."""
+
 CLIENT = re.compile(r".+-\d+")
 """A client's id: its domain and its number there."""
 
@@ -103,11 +106,7 @@ class Enrolment:
     def _registered(self, seconds: float) -> set[str]:
         """Return the numbers of the devices that the SuperLink knows; wait until it answers."""
         listing = ["supernode", "list", *self._target, "--verbose"]  # with those that were unregistered by hand
-        end = time.monotonic() + seconds
-        output = self._call(listing)
-        while NOT_REACHED in output and time.monotonic() < end:
-            time.sleep(1.0)
-            output = self._call(listing)
+        output = self._call_until_reached(listing, seconds)
         answer = answer_in(output, NO_ANSWER)
         if not answer.get("success"):
             raise EngineError(
@@ -148,7 +147,8 @@ class Enrolment:
             if not CLIENT.fullmatch(name):
                 client = f"{name}-0"
         key = self.folder / "nodes" / f"{name}.pub"
-        output = self._call(["supernode", "register", str(key.absolute()), *self._target, "--name", client])
+        command = ["supernode", "register", str(key.absolute()), *self._target, "--name", client]
+        output = self._call_until_reached(command, ENROL_SECONDS)
         answer = answer_in(output, NO_ANSWER)
         if answer.get("success"):
             write_text(self._number_file(name), f"{answer['node-id']} {client}\n")
@@ -179,6 +179,15 @@ class Enrolment:
     @property
     def _target(self) -> list[str]:
         return [self.connection] if self.connection else []
+
+    def _call_until_reached(self, arguments: Sequence[str], seconds: float) -> str:
+        """Return the output of a call; while no SuperLink listens, call again, for ``seconds``."""
+        end = time.monotonic() + seconds
+        output = self._call(arguments)
+        while NOT_REACHED in output and time.monotonic() < end:
+            time.sleep(1.0)
+            output = self._call(arguments)
+        return output
 
     def _call(self, arguments: Sequence[str]) -> str:
         result = ask_flower(arguments, self.environment, self.folder)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from PIL import Image
@@ -20,6 +21,7 @@ from server.results.run import RunFolder
 from server.results.table import show_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
+from server.trackers.patience import saying
 
 DEMO_METHODS = ("fedavg", "fpl")
 
@@ -86,7 +88,10 @@ def deployment_demo(overrides: Sequence[str]) -> None:
     prepare_output(settings)
     nodes = one_node_per_client(settings)
     console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
-    with LocalDeployment(processes_of(settings), nodes, store=store_for(len(nodes))) as deployment:
+    with ExitStack() as stack:
+        with saying("waiting for the SuperLink and the SuperNodes to start"):
+            local = LocalDeployment(processes_of(settings), nodes, store=store_for(len(nodes)))
+            deployment = stack.enter_context(local)
         for name, child in deployment.children.items():
             console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
         console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")

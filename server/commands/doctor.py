@@ -1,5 +1,6 @@
 """``goldfinch doctor``: what works on this machine, and how to fix what does not."""
 
+import dataclasses
 import importlib.util
 import os
 import platform
@@ -20,6 +21,7 @@ import httpx
 
 from common.choices import CONF
 from common.config import compose_config
+from common.data.domain import DataSource
 from common.errors import ConfigError, EngineError, GoldfinchError
 from common.extras import install_command
 from common.settings import load_settings
@@ -96,6 +98,41 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
     if server is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
     return _report(_this_machine(), "everything a run needs is here")
+
+
+def examine_data(overrides: Sequence[str]) -> int:
+    """Print what of a data set's files is there and what is missing, domain by domain.
+
+    Args:
+        overrides: ``data=NAME`` and its settings, as of ``goldfinch run``.
+
+    Returns:
+        1 if a domain cannot be read, else 0.
+
+    Raises:
+        ConfigError: a setting is wrong, or is none of the data set.
+    """
+    for item in overrides:
+        if item.partition("=")[0].partition(".")[0] != "data":
+            raise ConfigError(f"{item}: goldfinch doctor checks data alone, as in goldfinch doctor data=pacs")
+    source = load_settings(overrides).data
+    root = source.root or os.environ.get("GOLDFINCH_DATA")
+    if not root and not source.generated:
+        remedy = f"export GOLDFINCH_DATA=DIR, or data.root=DIR; {source.layout()}".rstrip("; ")
+        return _report([Finding(source.name, "no folder given", remedy, FAIL)], "")
+    findings = [_domain(source, domain) for domain in source.domains]
+    return _report(
+        findings, f"every domain of data={source.name} is there; a run reads the images and names broken ones"
+    )
+
+
+def _domain(source: DataSource, name: str) -> Finding:
+    """Look for the files of a domain, which are not read; say what is missing."""
+    try:
+        dataclasses.replace(source, domains=(name,)).check_files()
+    except (GoldfinchError, ValueError) as error:
+        return Finding(name, "is missing", " ".join(str(error).split()), FAIL)
+    return Finding(name, "its files are there")
 
 
 def _report(findings: Sequence[Finding], all_well: str) -> int:

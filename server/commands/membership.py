@@ -8,6 +8,10 @@ from common.errors import ConfigError
 from server.admission.certificates import SERVER_DAYS, ensure
 from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment
+from server.trackers.patience import saying
+
+WAITING = "waiting for the SuperLink to answer"
+"""What these commands say while they wait."""
 
 
 def certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int | None = None) -> None:
@@ -44,7 +48,8 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         if chosen.get(node):
             raise ConfigError(f"--client {pair}: {node} is given {chosen[node]} as well, and a key has one client")
         chosen[node] = client
-    outcomes = _enrolment(folder, connection).enrol(list(chosen), list(chosen.values()))
+    with saying(WAITING):
+        outcomes = _enrolment(folder, connection).enrol(list(chosen), list(chosen.values()))
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
 
@@ -59,7 +64,8 @@ def restore(folder: Path, connection: str | None = None) -> None:
     Raises:
         GoldfinchError: the SuperLink refused, or did not answer.
     """
-    outcomes = _enrolment(folder, connection).restore()
+    with saying(WAITING):
+        outcomes = _enrolment(folder, connection).restore()
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
     if not outcomes:
@@ -76,7 +82,9 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
         raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
     enrolment = _enrolment(folder, connection)
     for name in nodes:
-        print(f"{name:20} {enrolment.dismiss(name)}")
+        with saying(WAITING):
+            outcome = enrolment.dismiss(name)
+        print(f"{name:20} {outcome}")
 
 
 def _enrolment(folder: Path, connection: str | None) -> Enrolment:

@@ -290,6 +290,9 @@ def execute(
     started = time.perf_counter()
     failures: dict[Path, str] = {}
     pool = ThreadPoolExecutor(max(1, jobs))
+    if waiting:
+        first = waiting[0]
+        say(f"[{_now()}] starting {first.label}; its log is {first.folder / 'run.log'}")
     with console.status("starting") as status, pool, OwnProcesses() as processes:  # ended before the pool is waited for
         show = Progress(status.update)
         ended = pool.map(partial(run_subprocess, processes=processes, show=show), waiting)
@@ -303,6 +306,10 @@ def execute(
             say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {outcome}")
             finished()
     return failures
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
 
 
 def privacy_lines(jobs: Sequence[Job]) -> list[str]:

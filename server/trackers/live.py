@@ -39,6 +39,7 @@ from server.trackers.events import (
     plain_lines,
     waiting_for,
 )
+from server.trackers.patience import saying
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -459,8 +460,17 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
         elif can_draw(console):
             with LiveView(Subject.of(settings), console) as view:
                 yield view
-        else:
+        elif settings.engine.get("name") == "inline":
             yield plain_lines(settings)
+        else:
+            with saying(waiting_for(str(settings.engine.get("name")))) as heard:
+                lines = plain_lines(settings)
+
+                def show(name: str, entry: Mapping[str, Any]) -> None:
+                    heard.set()
+                    lines(name, entry)
+
+                yield show
 
 
 @contextlib.contextmanager

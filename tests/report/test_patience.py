@@ -1,0 +1,30 @@
+"""Commands that wait say for what."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.trackers.patience import saying
+
+
+def test_a_wait_is_said_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with saying("waiting for nothing", every=0.05):
+        time.sleep(0.3)
+    said = capsys.readouterr().err
+    assert "waiting for nothing, 0 s ..." in said
+    with saying("waiting for nothing", every=0.05) as heard:
+        heard.set()
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_says_when_its_first_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = ["train.rounds=1", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
+    assert main(["sweep", "method=fedavg", "seed=0,1", *tiny, "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    start = printed.index("starting seed=0; its log is ")
+    assert printed.index("2 runs, 0 finished already") < start < printed.index("[1/2")
