@@ -400,7 +400,7 @@ def _nearest_setting(key: str, value: str, base: Mapping[str, Any]) -> str:
     if "." in key:
         cutoff = 1.0
     by_name: dict[str, list[str]] = {}
-    for name in settings_in(base):
+    for name in setting_keys(base):
         by_name.setdefault(name.rpartition(".")[2], []).append(name)
     close = difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=cutoff)
     if not close:
@@ -408,11 +408,11 @@ def _nearest_setting(key: str, value: str, base: Mapping[str, Any]) -> str:
     return " or ".join([f"{name}={value}" for name in by_name[close[0]]])
 
 
-def settings_in(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def setting_keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the key of every setting that is not a mapping."""
     for name, value in node.items():
         if isinstance(value, Mapping):
-            yield from settings_in(value, f"{prefix}{name}.")
+            yield from setting_keys(value, f"{prefix}{name}.")
         elif not str(name).startswith("_"):
             yield f"{prefix}{name}"
 

@@ -16,7 +16,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from common.choices import choices_of
-from common.config import class_of, compose_config, search_ranges, settings_in
+from common.config import class_of, compose_config, search_ranges, setting_keys
 from common.errors import ConfigError, nearest
 from common.overlays import GROUPS, leaves, printed_values
 from common.papers import PAPERS, cited
@@ -106,7 +106,7 @@ def _group_of(choice: str) -> str:
         if choice in options:
             found.append(group)
     if not found:
-        for setting in settings_in(compose_config(())):
+        for setting in setting_keys(compose_config(())):
             if setting.rpartition(".")[2] == choice:
                 names.add(setting)
         raise ConfigError(
