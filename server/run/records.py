@@ -509,7 +509,7 @@ def chance(counts: Sequence[ClassTotals]) -> Chance:
 
 
 def remedies(settings: RunSettings, steps: int) -> list[str]:
-    """Return the settings that may help a run at chance, each with its reason, the likeliest first.
+    """Return the settings that may help a run at chance, each with its reason, the likeliest first; none that it has.
 
     Args:
         settings: the run's settings.
@@ -519,11 +519,17 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
     train = settings.train
     if settings.data.augmentation.normalisation == "fixed":
         found.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
-    if steps * train.rounds < FEW_STEPS and settings.method.trains:
-        found.append(f"train.batch_size=8 train.epochs=5 (a client takes {steps} steps in a round)")
+    longer: list[str] = []
+    if train.batch_size > 8:
+        longer.append("train.batch_size=8")
+    if train.epochs < 5:
+        longer.append("train.epochs=5")
+    if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
+        found.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
     if train.optimizer == "sgd":
         found.append("train.optimizer=adam train.learning_rate=0.001")
-    if getattr(settings.model, "norm", None) == "batch":
+    own_statistics = getattr(settings.method, "refresh_statistics", False)
+    if getattr(settings.model, "norm", None) == "batch" and not own_statistics:
         found.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
     return found
 

@@ -378,8 +378,11 @@ def _collapsed_line(entry: Mapping[str, Any]) -> str:
 
 
 def _chance_line(entry: Mapping[str, Any]) -> str:
+    head, relation = "AT CHANCE", "no better"
+    if entry["average"] > entry["chance"]:  # by less than two standard errors
+        head, relation = "PERHAPS AT CHANCE", "not clearly better"
     line = (
-        f"AT CHANCE after round {entry['round']}: the average of {entry['average']:.1f} % is no better than one class "
+        f"{head} after round {entry['round']}: the average of {entry['average']:.1f} % is {relation} than one class "
         f"for every image, which gives {entry['chance']:.1f} % ({entry['images']} test images)"
     )
     if entry["remedies"]:

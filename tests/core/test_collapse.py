@@ -9,8 +9,9 @@ import pytest
 import goldfinch as gf
 from bench.normalisation import write_shapes
 from common.metrics import ClassTotals
+from common.settings import load_settings
 from server.run.history import read_lines
-from server.run.records import chance, one_class
+from server.run.records import chance, one_class, remedies
 from server.trackers.events import describe
 
 
@@ -69,6 +70,22 @@ def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(tmp_path:
     text = describe("at chance", entry, 3)
     for part in ("AT CHANCE", "normalisation=image", "train.epochs=5", "train.optimizer=adam", "model.norm=group"):
         assert part in text
+
+
+def test_a_score_above_chance_by_a_few_images_is_called_so() -> None:
+    entry = {"round": 5, "average": 75.0, "chance": 50.0, "images": 16, "steps": 9, "remedies": []}
+    line = describe("at chance", entry, 5)
+    assert "PERHAPS AT CHANCE" in line
+    assert "75.0 % is not clearly better than one class for every image, which gives 50.0 % (16 test images)" in line
+
+
+def test_a_remedy_that_is_set_is_not_named() -> None:
+    words = ["method=fedbn", "method.refresh_statistics=true", "train.epochs=5", "train.batch_size=8"]
+    named = " ".join(remedies(load_settings(words), 9))
+    assert "train.epochs" not in named
+    assert "train.batch_size" not in named
+    assert "model.norm" not in named
+    assert "train.batch_size=8 (" in " ".join(remedies(load_settings(["train.epochs=5"]), 9))
 
 
 def test_a_run_that_learns_is_not_called_at_chance(tmp_path: Path) -> None:
