@@ -378,8 +378,7 @@ class LiveView:
             elif status in UNUSED_STATUSES:
                 text.stylize("red" if now else "yellow")
             rows.append((status, text))
-        unused = [self.outcomes[status] for status in COUNTED_STATUSES if status != SCALED]
-        if not self.awaited and not any(unused):
+        if not self.awaited and not any(self.outcomes[status] for status in UNUSED_STATUSES):
             trained.append("   none refused, none failed", "dim")
         return rows
 

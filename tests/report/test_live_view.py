@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
-from common.wire.messages import COUNTED_STATUSES, SCALED
+from common.wire.messages import UNUSED_STATUSES
 from server.cli import main
 from server.commands.watch import watch
 from server.trackers.events import Subject, count_lines, plain_lines
@@ -185,7 +185,7 @@ def test_the_view_names_whom_a_round_waits_for_and_since_when(tmp_path: Path) ->
     assert "silent   no event for 45" in shown_by(view)
 
 
-@pytest.mark.parametrize("status", [status for status in COUNTED_STATUSES if status != SCALED])
+@pytest.mark.parametrize("status", UNUSED_STATUSES)
 def test_none_failed_is_said_of_no_view_with_a_client_whose_update_was_not_used(status: str, tmp_path: Path) -> None:
     view = LiveView(Subject.of(toy_settings("fpl", tmp_path / "run")), Console(width=100))
     view("start", {"round": 0, "rounds": 5, "method": "fpl", "data": "toy", "clients": ["a", "b"]})
