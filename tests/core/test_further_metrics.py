@@ -373,7 +373,7 @@ def test_clients_of_one_domain_count_together(tmp_path: Path) -> None:
         ("Wrong own_metric.kind='not finite'", "images is inf and must be finite"),
         ("Wrong own_metric.kind='raises'", "Wrong.sums fails on 10 images of 10 classes: IndexError"),
         ("Wrong own_metric.kind='other values'", r"Wrong.values returned \['yours'\]"),
-        ("Absent", "has no attribute 'Absent'"),
+        ("Absent", "has no class Absent"),
     ],
     ids=[
         "taken",
