@@ -7,7 +7,8 @@ terminal, Markdown, LaTeX, CSV, JSON, the report and the Python interface.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.metrics import PARTIAL, RULES
@@ -28,6 +29,48 @@ NUMBERS = ("table", "method", "column", "metric", "mean", "std", "partial", "see
 """Columns of :func:`score_frame` that CSV and JSON hold."""
 
 Values = Literal["text", "mean", "std"]
+
+
+# ---- what a row tells besides its scores -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A column of a table that holds no score. Another one in :data:`FACTS` is in every format.
+
+    Args:
+        name: its head, and its name in JSON and in Python.
+        value: computes it for a row: what JSON holds.
+        text: writes it: what tables print.
+    """
+
+    name: str
+    value: Callable[[Group], Any]
+    text: Callable[[Group], str]
+
+
+def _rounds(group: Group) -> str:
+    skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
+    if skipped:
+        return f"{group.rounds_shown} ({skipped:g} skipped)"
+    return str(group.rounds_shown)
+
+
+def _megabytes(group: Group) -> float:
+    """Return the megabytes that a run sent and received, the mean over seeds."""
+    found: list[float] = []
+    for run in group.runs:
+        sent = run.summary["bytes"]
+        found.append((sent["up"] + sent["down"]) / 1e6)
+    return statistics.fmean(found)
+
+
+FACTS = (
+    Fact("rounds", lambda group: group.rounds_shown, _rounds),
+    Fact("seeds", lambda group: group.seeds, lambda group: ",".join(map(str, group.seeds))),
+    Fact("MB", _megabytes, lambda group: f"{_megabytes(group):.1f}"),
+)
+"""The columns after the scores."""
 
 
 def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) -> pd.DataFrame:
@@ -182,7 +225,7 @@ def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame
 
 
 def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> pd.DataFrame:
-    """Return the tables of :func:`wide_frame` as one, with rounds and seeds, and with the notes in ``attrs``.
+    """Return the tables of :func:`wide_frame` as one, with :data:`FACTS`, and with the notes in ``attrs``.
 
     Args:
         boards: the tables; if there are several, the first level of the index names them.
@@ -193,8 +236,8 @@ def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> p
     notes: list[str] = []
     for board in boards:
         table = wide_frame(board, rule, values).drop(columns="spread")
-        table["rounds"] = [group.rounds_shown for group in board.groups]
-        table["seeds"] = [", ".join(map(str, group.seeds)) for group in board.groups]
+        for fact in FACTS:
+            table[fact.name] = [_for_a_cell(fact.value(group)) for group in board.groups]
         tables[board.title] = table
         own_models = [group.label for group in board.groups if group.personal]
         if own_models:
@@ -208,6 +251,13 @@ def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> p
     found.attrs["notes"] = notes
     found.attrs["rule"] = rule
     return found
+
+
+def _for_a_cell(value: Any) -> Any:
+    """Return a value of a row; a list becomes a text."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return value
 
 
 # ---- as texts --------------------------------------------------------------------------------------------------------
@@ -224,7 +274,8 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
     frame = score_frame(board, rule)
     if not spread:
         frame = frame[frame["key"] != "spread"]
-    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), "rounds", "seeds", "MB"]
+    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values()]
+    heads += [fact.name for fact in FACTS]
     rows: list[list[str]] = []
     strong: set[tuple[int, int]] = set()
     for number, group in enumerate(board.groups):
@@ -232,7 +283,7 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
         for place, best in enumerate(cells["best"], 1):
             if best:
                 strong.add((number, place))
-        rows.append([starred_label(group), *cells["text"], *_facts(group)])
+        rows.append([starred_label(group), *cells["text"], *[fact.text(group) for fact in FACTS]])
     notes = table_notes(board, frame, rule)
     if any(group.personal for group in board.groups):
         notes.insert(0, OWN_MODELS)
@@ -240,19 +291,6 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
     if any(len(group.runs) > 1 for group in board.groups):
         title += f"; {OVER_SEEDS}"
     return Sheet(title, heads, rows, strong, notes)
-
-
-def _facts(group: Group) -> list[str]:
-    """Return the rounds, seeds and mean megabytes of a row."""
-    rounds = str(group.rounds_shown)
-    skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
-    if skipped:
-        rounds += f" ({skipped:g} skipped)"
-    megabytes: list[float] = []
-    for run in group.runs:
-        sent = run.summary["bytes"]
-        megabytes.append((sent["up"] + sent["down"]) / 1e6)
-    return [rounds, ",".join(map(str, group.seeds)), f"{statistics.fmean(megabytes):.1f}"]
 
 
 def measure(board: Board) -> str:
@@ -275,8 +313,7 @@ def json_table(board: Board, rule: str) -> dict[str, Any]:
             {
                 "method": group.label,
                 "own_models": group.personal,
-                "seeds": group.seeds,
-                "rounds": group.rounds_shown,
+                **{fact.name: fact.value(group) for fact in FACTS},
                 "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
                 "runs": [str(run.folder) for run in group.runs],
                 "state_sha256": [run.state_sha256 for run in group.runs],

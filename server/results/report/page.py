@@ -17,7 +17,7 @@ from common.versions import package_versions
 from server.results import groups
 from server.results.figures import charts
 from server.results.figures.svg import inline_svg
-from server.results.frames import measure
+from server.results.frames import FACTS, measure
 from server.results.groups import Board, group_runs
 from server.results.overrides import export_command, repeat_command
 from server.results.report import figures, results
@@ -79,7 +79,7 @@ def render(boards: Sequence[Board]) -> str:
     }
     page = templates(HERE)
     page.globals.update(svg=svg, key=key, figures=figures, results=results, groups=groups)
-    page.globals.update(measure=measure, repeat_command=repeat_command, export_command=export_command)
+    page.globals.update(facts=FACTS, measure=measure, repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 
 
