@@ -25,7 +25,7 @@ from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.extras import libraries_of
 
-_VERSION = 1  # raise when reading changes
+_VERSION = 2  # raise when reading changes
 
 # Per domain: the directories or archives that may hold it (relative to the root), and what to put there.
 _PLACES: dict[str, tuple[tuple[str, ...], str]] = {

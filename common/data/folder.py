@@ -114,8 +114,8 @@ class Folder(DataSource):
 
     @property
     def reading(self) -> Reading:
-        """``resize``, ``range``, ``page`` and ``broken``; images are turned upright."""
-        return Reading(self.resize, True, self.range, self.page, self.broken == "skip")
+        """``resize``, ``range``, ``page`` and ``broken``."""
+        return Reading(self.resize, self.range, self.page, self.broken == "skip")
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:

@@ -62,12 +62,15 @@ TILE_SIZES = (322, 323)
 BLOCK_ROWS = 256
 """Rows of a 16-bit image that are scaled to 8 bits at a time."""
 
+BYTES, WORDS = (0.0, 255.0), (0.0, 65535.0)
+"""Black and white of images with 8 bits and of those with 16, unless :class:`Reading` says otherwise."""
+
 MAX_LISTED = 20
 """Files that one message names."""
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 2  # raise when decoding changes
+_VERSION = 3  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -215,18 +218,16 @@ def _content(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Reading:
-    """How images become arrays.
+    """How images become arrays: everywhere turned upright, as cameras and phones record it by EXIF, and in RGB.
 
     Args:
         resize: see :data:`Resize`.
-        upright: turn each image as its EXIF orientation says, as cameras and phones record it.
         value_range: the values that become black and white; empty: 0 and 255, or 0 and 65535 of 16-bit images.
         page: the page of a TIFF that is read, from 1.
         skip_broken: leave out what is no image, and say so; otherwise it is an error.
     """
 
     resize: Resize = "squash"
-    upright: bool = False
     value_range: tuple[float, ...] = ()
     page: int = 1
     skip_broken: bool = False
@@ -328,33 +329,24 @@ def _listed(problems: Sequence[str]) -> str:
     return f"{len(problems):,} files are not images that can be read: {some_of(problems, MAX_LISTED)}"
 
 
-def decode_image(
-    source: Path | BinaryIO,
-    image_size: int,
-    name: str,
-    *,
-    resize: Resize = "squash",
-    upright: bool = False,
-    value_range: tuple[float, ...] = (),
-    page: int = 1,
-) -> np.ndarray:
-    """Return one image as uint8 [image_size, image_size, 3]: grey becomes RGB, and the image is resized (bilinear).
+def decode_image(source: Path | BinaryIO, image_size: int, name: str, reading: Reading | None = None) -> np.ndarray:
+    """Return one image as uint8 [image_size, image_size, 3]: upright, in RGB, and resized (bilinear).
+
+    Every reader of files and every prediction decodes by it. The page on using a model has its lines for a service
+    without Goldfinch.
 
     Args:
         source: a path, or an open binary file.
         image_size: height and width of the returned image, pixels.
         name: what error messages call the image.
-        resize: see :data:`Resize`.
-        upright: turn the image as its EXIF orientation says.
-        value_range: the values that become black and white; empty: those of the file's type.
-        page: the page of a TIFF, from 1.
+        reading: how it becomes an array; ``None`` is the default.
 
     Raises:
         DataError: the file is no regular file, no image of :data:`FORMATS`, truncated, has too many pixels, would take
             far longer to decode than images of its size do, is a TIFF of a compression or with tiles that are not
             decoded, or has no such page.
     """
-    return _decode(source, image_size, name, Reading(resize, upright, value_range, page))[0]
+    return _decode(source, image_size, name, reading or Reading())[0]
 
 
 def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Reading) -> tuple[np.ndarray, Remark]:
@@ -367,8 +359,7 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
             _check_size(image)
             _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
-                if reading.upright:
-                    ImageOps.exif_transpose(image, in_place=True)
+                ImageOps.exif_transpose(image, in_place=True)
                 extrema = extrema_of(image)
                 read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))
                 return read, remark_on(image, extrema, read, name, ranged=bool(reading.value_range))
@@ -453,22 +444,22 @@ def _scans(stream: BinaryIO) -> int:
 
 
 def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
-    """Return the image in RGB; 16-bit grey is scaled to 8 bits (Pillow would clip it at 255)."""
-    if value_range:
-        return _scaled(image, *value_range)
-    if image.mode.startswith("I;16") or image.mode == "I":
-        return _in_blocks(image, lambda block: (block.clip(0, 65535).astype(np.uint32) + 128) // 257)
-    return image.convert("RGB")
+    """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255.
 
-
-def _scaled(image: Image.Image, low: float, high: float) -> Image.Image:
-    """Return the image in RGB, with ``low`` as 0 and ``high`` as 255."""
+    By default these are the ends of the file's type. (Pillow would clip 16-bit images at 255.)
+    """
+    ends = value_range or BYTES
+    if image.mode.startswith("I") and not value_range:
+        ends = WORDS
+    low, high = ends
 
     def scale(block: np.ndarray) -> np.ndarray:
         return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
 
-    if image.mode.startswith("I") or image.mode == "F":
+    if image.mode.startswith(("I", "F")):
         return _in_blocks(image, scale)
+    if ends == BYTES:
+        return image.convert("RGB")
     table = scale(np.arange(256)).astype(np.uint8).tolist()
     return image.convert("RGB").point(3 * table)
 

@@ -219,7 +219,7 @@ def read_images(
         test: likewise.
         image_size: height and width of the images, pixels.
         directory: the domain's directory, which holds all files.
-        reading: how the files become arrays; ``None`` reads them as they are stored.
+        reading: how the files become arrays; ``None`` is the default.
 
     Raises:
         DataError: a file is not an image, or lies outside ``directory``.

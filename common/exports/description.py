@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common.config import Names, build, check, checked
 from common.data.batches import Normalisation
 from common.data.domain import ImageSize
-from common.data.image_files import Resize
+from common.data.image_files import Reading, Resize
 from common.errors import CheckpointError, ConfigError
 from common.metrics import named_missing
 from common.regular_files import read_small
@@ -38,6 +38,8 @@ class Description:
         resize: how images become squares: ``squash``, ``crop`` or ``pad``.
         value_range: values of an image file that become 0 and 1; empty: 0 and 255, or 0 and 65535 of 16-bit images.
         page: the page of a TIFF that is read.
+        orientation: images are turned upright as their EXIF orientation says.
+        colour: the order of the channels; grey images are made RGB.
         mean, std: per channel, of images in 0..1; the graphs normalise by them.
         normalisation: ``fixed``: by ``mean`` and ``std``; ``image``: each image by its own.
         method: the method's name.
@@ -82,6 +84,8 @@ class Description:
     resize: Resize = "squash"
     value_range: tuple[float, ...] = ()
     page: int = 1
+    orientation: Literal["exif"] = "exif"
+    colour: Literal["RGB"] = "RGB"
     normalisation: Normalisation = "fixed"
     goldfinch: str = VERSION
     format: int = 1
@@ -89,6 +93,11 @@ class Description:
 
     def __post_init__(self) -> None:
         check(all(name.isprintable() for name in self.classes), "names of classes must be printable")
+
+    @property
+    def reading(self) -> Reading:
+        """How image files become arrays."""
+        return Reading(self.resize, self.value_range, self.page)
 
     def card(self) -> str:
         """Return the model card, in Markdown."""
@@ -110,9 +119,10 @@ class Description:
     def _card_rows(self) -> dict[str, str]:
         """Return the rows of the card's table: text by name."""
         size = self.image_size
-        resized = f"turned upright by EXIF, {RESIZED[self.resize]}"
+        files = "0 to 255 of 8-bit files and 0 to 65535 of 16-bit files"
         if self.value_range:
-            resized += f"; files hold {self.value_range[0]:g} for 0 and {self.value_range[1]:g} for 1"
+            files = f"{self.value_range[0]:g} to {self.value_range[1]:g} of files"
+        resized = f"turned upright by EXIF, {RESIZED[self.resize]}; {files} are 0 to 1"
         if self.page > 1:
             resized += f"; page {self.page} of a TIFF"
         rows = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from common.client_state import ClientStore, Version
 from common.config import build
 from common.data.batches import standardised
+from common.data.image_files import decode_image
 from common.errors import CheckpointError, ConfigError, DataError, GoldfinchError, PayloadError
 from common.exports.description import DESCRIPTION, Description, read_description
 from common.models.base import Model, shapes_only
@@ -70,6 +71,19 @@ class TrainedModel(nn.Module):
         self.register_buffer("mean", torch.tensor(description.mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(description.std).view(1, -1, 1, 1))
         self.eval().requires_grad_(False)
+
+    def read(self, source: Path | BinaryIO, name: str = "") -> Tensor:
+        """Return an image file as the model takes it, float32 ``[3, S, S]`` in 0..1.
+
+        Args:
+            source: its path, or an open binary file.
+            name: what error messages call it; by default the source.
+
+        Raises:
+            DataError: it is no image that can be read.
+        """
+        pixels = decode_image(source, self.image_size, name or str(source), self.description.reading)
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
     def prepare(self, images: Tensor) -> Tensor:
         """Return ``images [N, 3, S, S]``, float in 0..1, normalised as in training."""

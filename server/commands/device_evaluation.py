@@ -13,6 +13,7 @@ from common.models.pretrained import WEIGHTS
 from common.overrides import quoted_override
 from common.regular_files import file_sha256
 from common.settings import settings_of
+from server.commands.evaluate import warn_of_reading
 from server.commands.running import run
 from server.results.overrides import override
 from server.results.run import RunFolder
@@ -50,6 +51,7 @@ def evaluate_on_devices(
             f"the classes of data={settings.data.name} are {', '.join(settings.data.class_names)}, in this order, and "
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
+    warn_of_reading(settings.data, description)
     run(settings, quiet=quiet)
     found = RunFolder(settings.output_folder)
     show_scores(found)

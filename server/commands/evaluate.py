@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from common.confidence import count_confidence, exact_auroc
 from common.config import build, compose_config
-from common.data.domain import Domain
+from common.data.cache import warn_once
+from common.data.domain import DataSource, Domain
 from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description
 from common.exports.formats import in_batches
@@ -78,8 +80,19 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     for name in source.class_names:
         if name not in description.classes:
             raise ConfigError(f"the model knows no class {name!r}; {nearest(name, description.classes)}")
+    warn_of_reading(source, description)
     classes = torch.tensor([description.classes.index(name) for name in source.class_names])
     return classes, {name: source.load(name) for name in source.domains}
+
+
+def warn_of_reading(source: DataSource, description: Description) -> None:
+    """Log that the files of a data set are read otherwise than those that the model was trained on."""
+    read = replace(source.reading, skip_broken=False)
+    if not source.generated and read != description.reading:
+        warn_once(
+            f"data={source.name} reads images as {read}, and the model was trained on {description.reading}: "
+            "data=folder reads them as the model does"
+        )
 
 
 def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output: Path | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from common.data.image_files import decode_image, is_image
+from common.data.image_files import is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
@@ -82,19 +82,7 @@ def _row(model: TrainedModel, path: Path) -> dict[str, Any]:
     Raises:
         DataError: the image cannot be read.
     """
-    description = model.description
-    decoded = decode_image(
-        path,
-        model.image_size,
-        str(path),
-        resize=description.resize,
-        upright=True,
-        value_range=description.value_range,
-        page=description.page,
-    )
-    pixels = torch.from_numpy(decoded.copy()).permute(2, 0, 1)
-    images = pixels[None].float() / 255
-    outputs = model(images)
+    outputs = model(model.read(path)[None])
     probabilities = outputs["probabilities"][0]
     chosen = int(probabilities.argmax())
     row = {"image": str(path), "class": model.classes[chosen], "probability": round(float(probabilities[chosen]), 6)}
