@@ -5,7 +5,7 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -26,18 +26,58 @@ def existing(directory: Path, names: Iterable[str]) -> Path | None:
 
 
 def damaged(path: Path, reason: object) -> DataError:
-    """Return the error for a file that is not of the expected format."""
+    """Return the error for a file that is not of the expected format, with what its first bytes say that it is."""
+    kind = kind_of_file(path)
+    if kind:
+        return DataError(f"{path} is {kind}")
     return DataError(f"{path} is damaged ({reason}); fetch it again")
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """Return the array in an IDX file of bytes (the MNIST format), gzipped or not: uint8, 1 to 4 dimensions."""
+STARTS: Mapping[bytes, str] = {
+    b"MATLAB 7.3": "a MATLAB 7.3 file, and only earlier ones are read: in MATLAB, load it and save(file,'X','y','-v7')",
+    b"PK\x03\x04": "a ZIP archive: unpack it there",
+    b"version https://git-lfs": "only a reference to a file of Git LFS: fetch the file itself (git lfs pull)",
+    b"<!DOCTYPE": "a web page, so the download failed: fetch it again",
+    b"<html": "a web page, so the download failed: fetch it again",
+}
+"""Beginnings of files that are no damaged files of the wanted kind: what they are, and what to do."""
+
+
+def kind_of_file(path: Path) -> str:
+    """Return what a file is by its first bytes, and what to do; empty if nothing is known of them."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(32)
+    except OSError:
+        return ""
+    if not start:
+        return "empty: fetch it again"
+    for beginning, kind in STARTS.items():
+        if start.lower().startswith(beginning.lower()):
+            return kind
+    return ""
+
+
+def unpacked(path: Path) -> bytes:
+    """Return a file's content, unpacked if its first bytes are those of gzip or bzip2, whatever its suffix says.
+
+    Raises:
+        DataError: it is missing, cut short or damaged.
+    """
     try:
         data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+        if data.startswith(b"\x1f\x8b"):
+            return gzip.decompress(data)
+        if data.startswith(b"BZh"):
+            return bz2.decompress(data)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise damaged(path, error) from error
+    return data
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Return the array in an IDX file of bytes (the MNIST format), packed or not: uint8, 1 to 4 dimensions."""
+    data = unpacked(path)
     if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
         raise damaged(path, "it has no header of an IDX file of bytes")
     shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(data[3])]
@@ -62,18 +102,20 @@ def read_mnist(directory: Path, train: bool) -> Arrays:
 
 
 def read_usps(directory: Path, train: bool) -> Arrays:
-    """``usps[.t].bz2`` in LIBSVM's text format: 256 values in -1..1 (grey 16x16), classes 1..10 for the digits 0..9."""
+    """``usps[.t][.bz2]``, LIBSVM's text format: 256 values in -1..1 (grey 16x16), classes 1..10 for the digits 0..9."""
     with libraries_of("datasets", "usps"):
         from sklearn.datasets import load_svmlight_file  # slow to import, and needed only to decode
 
-    path = directory / "usps.t.bz2"
+    stem = "usps.t"
     if train:
-        path = directory / "usps.bz2"
+        stem = "usps"
+    path = existing(directory, (f"{stem}.bz2", stem, f"{stem}.gz"))
+    if path is None:
+        raise DataError(f"usps: {directory / stem}.bz2 is missing; put LIBSVM's usps.bz2 and usps.t.bz2 there")
+    content = unpacked(path)
     try:
-        values, classes = load_svmlight_file(io.BytesIO(bz2.decompress(path.read_bytes())), n_features=256)
-    except FileNotFoundError as error:
-        raise DataError(f"usps: {path} is missing; put LIBSVM's usps.bz2 and usps.t.bz2 there") from error
-    except (OSError, ValueError, EOFError) as error:
+        values, classes = load_svmlight_file(io.BytesIO(content), n_features=256)
+    except ValueError as error:
         raise damaged(path, error) from error
     if values.min() >= 0:
         raise damaged(
@@ -162,7 +204,10 @@ def _parse(text: str, path: Path) -> tuple[list[str], np.ndarray]:
         if not words:
             continue
         if len(words) != 2 or not words[1].isdigit():
-            raise damaged(path, f"line {number} is not 'file label': {line!r}")
+            raise DataError(
+                f"{path}, line {number}: expected 'file label' with a space between them, paths with / and no blanks, "
+                f"got {line!r}"
+            )
         names.append(words[0])
         labels.append(int(words[1]))
     if not names:

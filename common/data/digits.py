@@ -21,6 +21,8 @@ from common.data.digit_files import (
     read_usps,
 )
 from common.data.domain import DataSource, Domain, search_roots
+from common.data.layouts import found_in
+from common.data.names import normal_name
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.extras import libraries_of
@@ -30,7 +32,7 @@ _VERSION = 2  # raise when reading changes
 # Per domain: the directories or archives that may hold it (relative to the root), and what to put there.
 _PLACES: dict[str, tuple[tuple[str, ...], str]] = {
     "mnist": (
-        ("MNIST/raw", "mnist/raw", "MNIST", "mnist"),
+        ("MNIST/raw", "mnist/raw", "MNIST/MNIST/raw", "MNIST", "mnist"),
         "MNIST/raw/train-images-idx3-ubyte.gz and its three siblings",
     ),
     "usps": (("USPS", "usps"), "USPS/usps.bz2 and USPS/usps.t.bz2 (LIBSVM)"),
@@ -44,7 +46,7 @@ _PLACES: dict[str, tuple[tuple[str, ...], str]] = {
         "SYN/{imgs_train,imgs_valid}/{0..9}/*.png, the set of 10,000 + 2,000 images",
     ),
     "synth_digits": (
-        ("SynthDigits", "synth_digits", "synthdigits"),
+        ("SynthDigits", "synth_digits", "synthdigits", "SYN", "syn", "synthetic_digits"),
         "SynthDigits/synth_train_32x32.mat and synth_test_32x32.mat, Ganin's set of 479,400 + 9,553 images",
     ),
     "computer_fonts": (
@@ -52,6 +54,10 @@ _PLACES: dict[str, tuple[tuple[str, ...], str]] = {
         "CHARS74K-FNT/EnglishFnt_digits_28x28.tar.gz, the digits of Chars74K's EnglishFnt with train and test lists",
     ),
 }
+
+
+_GANINS = ("synth_train_32x32.mat", "synth_test_32x32.mat")
+"""Files of Ganin's set, which also lie in folders that are named as those of the small set."""
 
 
 @checked
@@ -123,16 +129,28 @@ class Digits(DataSource):
         names, wanted = _PLACES[domain]
         roots = list(search_roots(self, ("digits", "Digits")))
         for root in roots:
-            found = existing(root, names)
-            if found is not None:
-                return found
+            for name in names:
+                if _may_hold(domain, root / name):
+                    return root / name
         for name in names:
             if roots[0].name in name.split("/"):
                 return roots[0]
         hint = ""
-        if domain in ("syn", "synth_digits") and any(existing(root, _PLACES["computer_fonts"][0]) for root in roots):
+        if domain == "syn" and any(existing(root / name, _GANINS) for root in roots for name in names):
+            hint = f" {_GANINS[0]} there is of another domain: synth_digits in data.domains."
+        elif domain in ("syn", "synth_digits") and any(existing(root, _PLACES["computer_fonts"][0]) for root in roots):
             hint = " The computer-font digits found there are another domain: computer_fonts in data.domains."
-        raise DataError(f"digits: {domain} is not in {' or '.join(map(str, roots))}; put {wanted} there.{hint}")
+        places = " or ".join(map(str, roots))
+        raise DataError(f"digits: {domain} is not in {places}; {found_in(roots[0])}; put {wanted} there.{hint}")
+
+
+def _may_hold(domain: str, place: Path) -> bool:
+    """Return whether ``place`` exists and may hold the domain: of the two synthetic sets, the one that is there."""
+    if domain == "syn":
+        return place.exists() and existing(place, _GANINS) is None
+    if domain == "synth_digits" and normal_name(place.name) in ("syn", "syntheticdigits"):
+        return existing(place, _GANINS) is not None
+    return place.exists()
 
 
 def resized(images: np.ndarray, image_size: int) -> Tensor:

@@ -23,13 +23,11 @@ from common.data.image_files import (
     without_duplicates,
 )
 from common.data.image_folders import Files, dropping, per_class_fraction, read_images
+from common.data.layouts import bases, directories, has_parts, part_folders
 from common.data.listings import SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
 from common.data.names import coinciding, name_key, split_of
 from common.errors import DataError, nearest, some_of
 from common.extras import install_command
-
-_NOT_OURS = (".", "__", "@")
-"""Prefixes of folders that programs create: hidden ones, __pycache__, __MACOSX, a file server's @eaDir."""
 
 
 @checked
@@ -84,8 +82,8 @@ class Folder(DataSource):
                     f"per domain; data.root={self.root} {state}"
                 )
             root = Path(self.root).expanduser().absolute()
-            found = tuple(path.name for path in _directories(root))
-            if _has_parts(root):  # train/ and test/ of one domain are no two domains
+            found = tuple(path.name for path in directories(root))
+            if has_parts(root):  # train/ and test/ of one domain are no two domains
                 found = (root.name,)
             object.__setattr__(self, "domains", found)
         super().__post_init__()
@@ -162,8 +160,8 @@ class Folder(DataSource):
             return found
         if is_saved(directory):
             return dict.fromkeys(_saved_names(directory), directory)
-        for base in _bases(directory):
-            for folder in _directories(base):
+        for base in bases(directory):
+            for folder in directories(base):
                 found.setdefault(_class_name(folder), folder)
         return found
 
@@ -210,8 +208,8 @@ class Folder(DataSource):
         """Return whether ``root`` holds what a domain's folder does: a saved set, the list, or known class folders."""
         if is_saved(root) or (self.listing and (root / self.listing).is_file()):
             return True
-        for base in _bases(root):
-            if any(path.name in self.classes for path in _directories(base)):
+        for base in bases(root):
+            if any(path.name in self.classes for path in directories(base)):
                 return True
         return False
 
@@ -248,7 +246,7 @@ class Folder(DataSource):
         self._check_folders(directory)
         _warn_of_skipped(directory)
         _warn_of_unread(directory)
-        train_folder, test_folder = _part_folders(directory)
+        train_folder, test_folder = part_folders(directory)
         if train_folder is None or test_folder is None:
             return _leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
         train = class_folders(train_folder, self.class_names, exact=True)
@@ -329,11 +327,11 @@ class Folder(DataSource):
             DataError: an image lies elsewhere; the message names it or its folder.
         """
         class_names = self.class_names
-        for base in dict.fromkeys([directory, *_bases(directory)]):
+        for base in dict.fromkeys([directory, *bases(directory)]):
             if loose := image_files(base):
                 raise DataError(f"folder: {loose[0]} lies in no class folder; move it into one, or take it out")
-        for base in _bases(directory):
-            for folder in _directories(base):
+        for base in bases(directory):
+            for folder in directories(base):
                 if folder.name in class_names:
                     _class_name(folder)
                 elif image_files(folder):
@@ -341,23 +339,11 @@ class Folder(DataSource):
                     raise DataError(f"folder: {folder} is not one of data.classes; {close}")
 
 
-def _directories(parent: Path) -> list[Path]:
-    """Return the folders in ``parent`` that may be domains or classes, sorted: neither caches nor those of programs."""
-    found: list[Path] = []
-    for path in sorted(parent.iterdir()):
-        if not path.is_dir() or path.name.startswith(_NOT_OURS):
-            continue
-        if path.name.casefold() == "cache" or (path / "CACHEDIR.TAG").exists():
-            continue
-        found.append(path)
-    return found
-
-
 def _domains_near(domain: str, root: Path) -> str:
     """Return a sentence that names the folder under ``root`` that is closest to ``domain``, or all folders there."""
     if not root.is_dir():
         return f"{root} does not exist"
-    return nearest(domain, [path.name for path in _directories(root)])
+    return nearest(domain, [path.name for path in directories(root)])
 
 
 def _class_name(folder: Path) -> str:
@@ -366,7 +352,7 @@ def _class_name(folder: Path) -> str:
     Raises:
         DataError: the folder has no images, or has some in folders below it.
     """
-    for below in _directories(folder):
+    for below in directories(folder):
         if deeper := min(filter(is_image, below.rglob("*")), default=None):
             raise DataError(f"folder: {deeper} lies deeper than its class folder {folder}; move such images up into it")
     if not any(map(is_image, folder.iterdir())):
@@ -382,8 +368,8 @@ def _class_name(folder: Path) -> str:
 def _warn_of_skipped(directory: Path) -> None:
     """Log how many files of each suffix are not read in a domain's class folders."""
     folders: list[Path] = []
-    for base in _bases(directory):
-        folders += _directories(base)
+    for base in bases(directory):
+        folders += directories(base)
     skipped = _skipped(folders)
     if skipped:
         warn_once(f"folder: {directory}: not read: {skipped}; {', '.join(sorted(SUFFIXES))} are")
@@ -394,19 +380,19 @@ def _warn_of_unread(directory: Path) -> None:
 
     A folder of validation images that is read as that of the test images is logged too.
     """
-    bases = _bases(directory)
-    if bases == [directory]:
+    parts = bases(directory)
+    if parts == [directory]:
         return
-    _, test = _part_folders(directory)
+    _, test = part_folders(directory)
     if test is not None and split_of(test.name) == "validation":
         warn_once(f"folder: {directory}: there are no test images, so those of {test.name}/ are scored")
     unread: list[str] = []
-    for folder in _directories(directory):
-        if folder not in bases:
+    for folder in directories(directory):
+        if folder not in parts:
             count = sum(map(is_image, folder.rglob("*")))
             unread.append(f"{folder.name}/ ({count} images)")
     if unread:
-        read = " and ".join(f"{base.name}/" for base in bases)
+        read = " and ".join(f"{base.name}/" for base in parts)
         warn_once(
             f"folder: {directory}: not read: {some_of(unread, 5)}; only {read} are. Move images there that are to be "
             "trained on or scored"
@@ -445,40 +431,9 @@ def _row_names(saved: SavedSet, rows: Sequence[int]) -> tuple[Path, ...]:
     return tuple(saved.folder / f"row {row}" for row in rows)
 
 
-def _part_folders(directory: Path) -> tuple[Path | None, Path | None]:
-    """Return the folders of a domain's train and test images; ``None`` for one that does not exist.
-
-    Words of splits count in any case. A folder of validation images is that of the test images if there is no other.
-
-    Raises:
-        DataError: two folders are of one split.
-    """
-    found: dict[str, Path] = {}
-    for path in _directories(directory):
-        part = split_of(path.name)
-        if part in found:
-            raise DataError(f"folder: {found[part]} and {path} are both of the {part} images; join them")
-        if part:
-            found[part] = path
-    return found.get("train"), found.get("test", found.get("validation"))
-
-
-def _has_parts(directory: Path) -> bool:
-    """Return whether a folder holds both a folder of train images and one of test images."""
-    return None not in _part_folders(directory)
-
-
 def _is_one_domain(root: Path, domain: str) -> bool:
     """Return whether the root is itself the only domain: it has that name, and folders of train and test images."""
-    return root.name == domain and not (root / domain).is_dir() and root.is_dir() and _has_parts(root)
-
-
-def _bases(directory: Path) -> list[Path]:
-    """Return the folders that hold a domain's class folders: its train and test folders if it has both, else itself."""
-    train, test = _part_folders(directory)
-    if train is None or test is None:
-        return [directory]
-    return [train, test]
+    return root.name == domain and not (root / domain).is_dir() and root.is_dir() and has_parts(root)
 
 
 def _leading(files: Files, fraction: float) -> tuple[Files, Files]:

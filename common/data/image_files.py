@@ -177,7 +177,10 @@ def check_within(files: Sequence[Path], base: Path) -> None:
             places[path.parent] = None
     for place in places:
         if not place.resolve().is_relative_to(root):
-            raise DataError(f"{place} leads to {place.resolve()}, outside {root}; put the images themselves there")
+            raise DataError(
+                f"{place} leads to {place.resolve()}, outside {root}. The domain's folder itself may be a link, "
+                "but none in it may leave it: put the images themselves there (cp -rL copies what links lead to)"
+            )
 
 
 def without_duplicates(

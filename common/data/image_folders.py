@@ -1,5 +1,6 @@
 """Data sets in folders ``<domain>/<class>/<image>``; a rule, or list files, splits them into train and test."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,8 +17,12 @@ from common.data.image_files import (
     subdirectory,
     without_duplicates,
 )
-from common.data.names import normal_name
-from common.errors import DataError
+from common.data.layouts import below, directories, found_in, moved_up, near_folder, override, read_as_folders
+from common.data.names import normal_name, split_of
+from common.errors import DataError, some_of
+
+SEPARATED = re.compile(r"\.\w+\s*([;,])\s*\d+$")
+"""A line of a list in which a semicolon or a comma is between file and label."""
 
 Files = list[tuple[Path, int]]
 SplitRule = Literal["index_rule", "lists", "per_class_fraction"]
@@ -81,16 +86,26 @@ class ImageFolders(DataSource):
             places += [base / name for name in self.list_folders]
         places.append(directory)
         wanted: list[str] = []
-        for train_pattern, test_pattern in self.list_files:
-            wanted.append(f"{train_pattern} and {test_pattern}".format(domain=domain))
-        for place in places:
-            for train_pattern, test_pattern in self.list_files:
-                train, test = place / train_pattern.format(domain=domain), place / test_pattern.format(domain=domain)
-                if train.is_file() and test.is_file():
+        for patterns in self.list_files:
+            wanted.append(" and ".join(patterns).format(domain=domain))
+        for place in filter(Path.is_dir, places):
+            for patterns in self.list_files:
+                train, test = (self._list_file(place, pattern, domain) for pattern in patterns)
+                if train is not None and test is not None:
                     return train, test
         raise DataError(
-            f"{self.name}: split=lists needs {' or '.join(wanted)} in {above}; put them there, or choose another split"
+            f"{self.name}: split=lists needs {' or '.join(wanted)} in {above}; {found_in(above)}. Put them there, or "
+            "take a split by a rule: data.split=per_class_fraction (80 % of each class is train) or "
+            "data.split=index_rule"
         )
+
+    def _list_file(self, place: Path, pattern: str, domain: str) -> Path | None:
+        """Return the list file in ``place`` with a name of the pattern, ignoring case and separators."""
+        wanted = {normal_name(pattern.format(domain=name)) for name in self._names(domain)}
+        for path in sorted(place.glob("*.txt")):
+            if normal_name(path.name) in wanted and path.is_file():
+                return path
+        return None
 
     def directory(self, domain: str) -> Path:
         """Return the domain's directory: under the root, or under one of ``folders`` in it.
@@ -105,12 +120,48 @@ class ImageFolders(DataSource):
                 return found
         searched = ", ".join(str(path / domain) for path in candidates)
         root = candidates[0]
-        remedy = self.layout()
+        raise DataError(
+            f"{self.name}: domain {domain!r} is not there; looked for {searched}; {found_in(root)}. "
+            f"{self._other_place(root, domain)}"
+        )
+
+    def _other_place(self, root: Path, domain: str) -> str:
+        """Return what to do if the domain is not under the root."""
         if self._holds_classes(root):
-            remedy = (
+            return (
                 f"{root} holds class folders and is the folder of one domain: give the folder above it, {root.parent}"
             )
-        raise DataError(f"{self.name}: domain {domain!r} is not there; looked for {searched}. {remedy}")
+        for place in below(root):
+            found = [subdirectory(place, self._names(name)) for name in self.domains]
+            if all(path is not None and self._holds_classes(path) for path in found):
+                return f"The domains are deeper: give {override('data.root', str(place))}"
+        advice = read_as_folders(root, self.image_size)
+        if not advice:
+            advice = near_folder(domain, root)
+        return f"{advice}. {self.layout()}".removeprefix(". ")
+
+    def _check_classes(self, directory: Path) -> None:
+        """Check that a domain's directory holds the class folders: with lists any of them, otherwise all.
+
+        Raises:
+            DataError: it does not; the message says what it holds and what helps.
+        """
+        missing = [name for name in self.class_names if subdirectory(directory, self._class_names(name)) is None]
+        if not missing or (self.split == "lists" and len(missing) < len(self.class_names)):
+            return
+        count = f"{len(missing)} of {len(self.class_names)} are"
+        raise DataError(
+            f"class folder {directory / missing[0]} is missing ({count}); {found_in(directory)}. "
+            f"{self._other_classes(directory, missing[0])}"
+        )
+
+    def _other_classes(self, directory: Path, missing: str) -> str:
+        """Return what to do if a class folder is not in the domain's directory."""
+        for folder in directories(directory):
+            if not split_of(folder.name) and self._holds_classes(folder):
+                return moved_up(folder, directory)
+        advice = read_as_folders(directory.parent, self.image_size)
+        return advice or near_folder(missing, directory) or "Put that class's images there"
 
     def own_directory(self, domain: str) -> Path:
         """Return the domain's directory on a device, where the root may be the domain's own.
@@ -170,6 +221,7 @@ class ImageFolders(DataSource):
         return read_images(domain, train, test, self.image_size, directory)
 
     def _divide(self, directory: Path, domain: str) -> tuple[Files, Files]:
+        self._check_classes(directory)
         if self.split == "lists":
             train_list, test_list = self.lists(directory, domain)
             return self._listed(directory, domain, train_list), self._listed(directory, domain, test_list)
@@ -181,10 +233,13 @@ class ImageFolders(DataSource):
     def _listed(self, directory: Path, domain: str, path: Path) -> Files:
         """Return the files of ``domain`` in a list file with lines ``domain/class/file`` and an optional label."""
         labels: dict[str, int] = {}
+        folders: list[Path | None] = []
         for label, name in enumerate(self.class_names):
+            folders.append(subdirectory(directory, self._class_names(name)))
             for each in self._class_names(name):
                 labels[normal_name(each)] = label
         found: Files = []
+        others: dict[str, None] = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             # File names may contain spaces: only a last word that is a number is the label.
             text = line.strip()
@@ -194,11 +249,28 @@ class ImageFolders(DataSource):
             parts = text.split("/")
             if parts == [""]:
                 continue
-            if len(parts) < 3 or ".." in parts:
-                raise DataError(f"{path}, line {number}: expected domain/class/file, got {line!r}")
+            if len(parts) < 3 or ".." in parts or SEPARATED.search(text):
+                raise DataError(f"{path}, line {number}: expected domain/class/file, got {line!r}{list_advice(text)}")
+            others[parts[-3]] = None
             if self._is_domain(parts[-3], domain) and normal_name(parts[-2]) in labels:
-                found.append((directory / parts[-2] / parts[-1], labels[normal_name(parts[-2])]))
+                label = labels[normal_name(parts[-2])]
+                folder = folders[label] or directory / parts[-2]
+                found.append((folder / parts[-1], label))
+        if not found:
+            raise DataError(
+                f"{self.name}: {path} lists no image of domain {domain!r} and its classes: its lines begin with "
+                f"{some_of(list(others), 5)}/; expected domain/class/file"
+            )
         return sorted(found, key=lambda item: (item[1], item[0].name))
+
+
+def list_advice(line: str) -> str:
+    """Return what to change in a line of a list file; empty if nothing is known."""
+    if "\\" in line:
+        return ": write paths with / instead of \\ (sed -i 's:\\\\:/:g')"
+    if found := SEPARATED.search(line):
+        return f": put a space between file and label, not {found[1]!r}"
+    return ""
 
 
 def dropping(duplicates: Duplicates) -> str:

@@ -24,6 +24,7 @@ class OfficeCaltech(ImageFolders):
         "Put Office-Caltech-10 there as [office_caltech_10/]{amazon,caltech,dslr,webcam}/<class>/*.jpg."
     )
     folders: ClassVar[tuple[str, ...]] = ("office_caltech_10", "office_caltech", "Office-Caltech-10", "office")
+    domain_aliases: ClassVar[Mapping[str, Sequence[str]]] = {"caltech": ("caltech10",)}
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {
         "bike": ("touring_bike",),
         "headphones": ("head_phones",),

@@ -331,7 +331,7 @@ def test_links_lead_within_the_domain(tmp_path: Path, folder: bool) -> None:
     assert len(source.load("dslr").train) == 24
     place.unlink()
     place.symlink_to(moved.rename(tmp_path / "outside"))
-    with pytest.raises(DataError, match=r"outside .*dslr; put the images themselves there"):
+    with pytest.raises(DataError, match=r"outside .*dslr\. .*: put the images themselves there"):
         source._read("dslr")
 
 
