@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -244,6 +245,9 @@ def submit(
     run = start_run(app, configuration, connection, environment, neutral, federation)
     log = settings.output_folder / "logs" / "flower.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    start = 0
+    if log.exists():  # of a run that is resumed
+        start = log.stat().st_size
     try:
         with _following(settings.output_folder / "events.jsonl", listeners) as has_event:
             if not outlives:
@@ -257,22 +261,23 @@ def submit(
         raise type(error)(f"no longer watching; the run goes on: {shown} shows it again, {ended} ends it") from None
     if status == "finished:completed":
         return
-    raise EngineError(how_it_ended(status, details, log))
+    raise EngineError(how_it_ended(status, details, log, start))
 
 
-def how_it_ended(status: str, details: str, log: Path) -> str:
+def how_it_ended(status: str, details: str, log: Path, start: int = 0) -> str:
     """Return why a run did not complete, and what to do.
 
     Args:
         status: Flower's own.
         details: Flower's own, too.
         log: file with Flower's output.
+        start: bytes of it that are of earlier runs in the same folder.
     """
     if status == "finished:stopped":
         return f"the run was stopped, as flwr stop does; {KEPT}"
     if details in NO_REASON:
         details = LOST
-    cause = cause_of(log) or details
+    cause = cause_of(log, start) or details
     return f"the run ended as {status}: {cause}\n(Flower's own output is in {log})"
 
 
@@ -457,35 +462,44 @@ RAY_IS_LATE = (
 )
 
 
-def cause_of(log: Path) -> str:
-    """Return the last error in Flower's output that has a reason, with the indented lines of its message.
+ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Exit|Timeout|Interrupt): \S.*")
+"""The last line of a traceback: the error's class, by its full name, and its message."""
+
+LINE_HEAD = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\([^()]*(?:pid|ip)=[^()]*\)|(?:ERROR|WARNING) ?:) ?(?:\x1b\[[0-9;]*m)*")
+"""What Ray and Flower write before a line of a process's output."""
+
+GOLDFINCH_ERROR = "common.errors."
+
+
+def cause_of(log: Path, start: int = 0) -> str:
+    """Return the first error in Flower's output, which those after it only wrap.
+
+    An error of Goldfinch's own comes before others, since its message has the remedy, with the indented lines of its
+    message.
 
     Args:
         log: file with Flower's output.
+        start: bytes of it that are of earlier runs in the same folder.
 
     Returns:
         The error; empty if there is none, or no such file.
     """
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        content = log.read_bytes()[start:]
     except OSError:
         return ""
-    for index in reversed(range(len(lines))):
-        line = lines[index]
-        bare = line.strip()
-        if bare.startswith("common.errors."):
-            message = [bare.partition(": ")[2]]
+    lines = [LINE_HEAD.sub("", line, count=1) for line in content.decode(errors="replace").splitlines()]
+    for index, line in enumerate(lines):
+        if line.strip().startswith(GOLDFINCH_ERROR):
+            message = [line.strip().partition(": ")[2]]
             for following in lines[index + 1 : index + 1 + MAX_LINES]:
                 if not following.startswith("  "):
                     break
                 message.append(following)
             return "\n".join(message)
-        is_part_of_another = line.startswith((" ", "["))
-        if "Error: " in bare and not is_part_of_another:
-            if any(RAY_TIMED_OUT in each for each in lines[:index]):
-                return RAY_IS_LATE
-            return bare
-    return ""
+    if any(RAY_TIMED_OUT in line for line in lines):
+        return RAY_IS_LATE
+    return next((line for line in lines if ERROR_LINE.fullmatch(line)), "")
 
 
 @contextlib.contextmanager
