@@ -28,6 +28,8 @@ from common.config import (
     construct,
     to_config,
 )
+from common.data.batches import Augmentation
+from common.data.cache import warn_once
 from common.data.domain import DataSource
 from common.data.inspection import inspect
 from common.data.protocols import Protocol
@@ -452,13 +454,15 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # which older runs do not have
+    raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # a copy, with what older runs lack
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
     for key in (*groups, "own_metric"):
         values[key] = build(raw[key], key, targets.get(key))
+        if is_described_by_no_file(raw, key):
+            raw[key] = completed(raw[key], values[key])
     for each in fields(RunSettings):
         if each.name not in values:
             values[each.name] = raw[each.name]
@@ -480,6 +484,49 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
             "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
         )
     return settings
+
+
+def is_described_by_no_file(raw: Mapping[str, Any], group: str) -> bool:
+    """Return whether a group's class is the user's own or was chosen by its dotted name: no file has its defaults."""
+    target = str(raw[group].get("_target_", "common."))
+    return target.partition(".")[0] not in CODE or raw.get("choices", {}).get(group) == target
+
+
+def completed(node: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Return a group's settings with the defaults of its class, so that the composed configuration holds all of them.
+
+    Args:
+        node: the settings that were given.
+        value: the object that was built of them. Of its defaults those are left out that YAML cannot express, and
+            classes, which nobody named.
+    """
+    found = dict(node)
+    plain = to_config(value)
+    for each in fields(value):
+        if each.init and _is_plain(plain[each.name]):
+            found[each.name] = plain[each.name]
+    if isinstance(value, DataSource) and not {"mean", "std", "normalisation"} & set(node.get("augmentation") or ()):
+        _say_normalisation(value, str(node["_target_"]))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "_target_" not in value and all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _say_normalisation(data: DataSource, target: str) -> None:
+    """Log that images are normalised by ImageNet's mean and deviation, if nobody chose it."""
+    default, used = Augmentation(), data.augmentation
+    if (used.mean, used.std, used.normalisation) == (default.mean, default.std, default.normalisation):
+        warn_once(
+            f"{target}: images are normalised by ImageNet's mean and standard deviation, the default of "
+            "data.augmentation; if they are not photographs, set data.augmentation.normalisation=image (each image by "
+            "its own), or data.augmentation.mean and std"
+        )
 
 
 def check_kept_step(settings: RunSettings) -> None:

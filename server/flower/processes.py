@@ -73,7 +73,7 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
     for name in ("no_proxy", "NO_PROXY"):
         environment[name] = ",".join(filter(None, [os.environ.get(name), *LOOPBACK]))
     environment.pop("RAY_ADDRESS", None)
-    if len(tempfile.gettempdir()) > MAX_TEMPORARY:
+    if len(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) > MAX_TEMPORARY:
         environment["RAY_TMPDIR"] = "/tmp"  # noqa: S108  # Ray makes a folder of its own in it
     environment.update(more)
     return environment

@@ -465,17 +465,19 @@ RAY_IS_LATE = (
 ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Exit|Timeout|Interrupt): \S.*")
 """The last line of a traceback: the error's class, by its full name, and its message."""
 
-LINE_HEAD = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\([^()]*(?:pid|ip)=[^()]*\)|(?:ERROR|WARNING) ?:) ?(?:\x1b\[[0-9;]*m)*")
+LINE_HEAD = re.compile(r"^(?:\([^()]*(?:pid|ip)=[^()]*\)|(?:ERROR|WARNING)\s*:)\s*")
 """What Ray and Flower write before a line of a process's output."""
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 GOLDFINCH_ERROR = "common.errors."
 
 
 def cause_of(log: Path, start: int = 0) -> str:
-    """Return the first error in Flower's output, which those after it only wrap.
+    """Return the error in Flower's output that ended the run.
 
-    An error of Goldfinch's own comes before others, since its message has the remedy, with the indented lines of its
-    message.
+    It is the last of Goldfinch's own, with the indented lines of its message, since that names reasons and remedy.
+    Without one, it is the first error: those after it are Flower's and Ray's, which only wrap it.
 
     Args:
         log: file with Flower's output.
@@ -488,11 +490,12 @@ def cause_of(log: Path, start: int = 0) -> str:
         content = log.read_bytes()[start:]
     except OSError:
         return ""
-    lines = [LINE_HEAD.sub("", line, count=1) for line in content.decode(errors="replace").splitlines()]
-    for index, line in enumerate(lines):
-        if line.strip().startswith(GOLDFINCH_ERROR):
-            message = [line.strip().partition(": ")[2]]
-            for following in lines[index + 1 : index + 1 + MAX_LINES]:
+    raw = COLOUR.sub("", content.decode(errors="replace")).splitlines()
+    lines = [LINE_HEAD.sub("", line) for line in raw]
+    for index in reversed(range(len(lines))):
+        if lines[index].strip().startswith(GOLDFINCH_ERROR):
+            message = [lines[index].strip().partition(": ")[2]]
+            for following in raw[index + 1 : index + 1 + MAX_LINES]:
                 if not following.startswith("  "):
                     break
                 message.append(following)

@@ -68,6 +68,62 @@ def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
     assert cause_of(log) == "ValueError: no such thing"
 
 
+WRAPPED = """\
+\x1b[92mINFO \x1b[0m:      Starting logstream for run_id `14004949408560021492`
+\x1b[91mERROR \x1b[0m:     An exception occured!! validate_socket_filename failed: AF_UNIX path length cannot exceed 107
+\x1b[91mERROR \x1b[0m:     Traceback (most recent call last):
+  File "ray/_private/utils.py", line 1715, in validate_socket_filepath
+    raise OSError(
+OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /long/plasma_store
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "flwr/server/superlink/fleet/vce/vce_api.py", line 267, in run_api
+    raise RuntimeError("Simulation Runtime crashed.") from ex
+RuntimeError: Simulation Runtime crashed.
+
+RuntimeError: An error was encountered. Ending simulation.
+\x1b[91mERROR \x1b[0m:     Exit Code: 700
+"""
+"""What Flower 1.41 printed with a ``RAY_TMPDIR`` of 120 letters, shortened."""
+
+SOCKET = "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /long/plasma_store"
+
+
+def test_the_first_error_is_the_cause_and_not_what_wraps_it(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(WRAPPED)
+    assert cause_of(log) == SOCKET
+    assert SOCKET in how_it_ended("finished:failed", "Simulation Runtime crashed.", log)
+
+
+def test_an_error_of_an_earlier_run_in_the_folder_is_not_the_cause(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(TRACE + "ValueError: long ago\n")
+    start = log.stat().st_size
+    with log.open("a") as stream:
+        stream.write(WRAPPED)
+    assert cause_of(log, start) == SOCKET
+    assert SOCKET in how_it_ended("finished:failed", "", log, start)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(ClientAppActor pid=2461) ValueError: no such thing",
+        "(raylet, ip=10.0.0.1) ray.exceptions.RayActorError: The actor died",
+        "ERROR :     flwr.common.exceptions.AppExitException: it is over",
+    ],
+    ids=["actor", "raylet", "Flower"],
+)
+def test_an_error_behind_the_name_of_a_process_is_found(line: str, tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(f"{line}\nRuntimeError: Simulation Runtime crashed.\n")
+    assert line.endswith(cause_of(log))
+    assert cause_of(log)
+
+
 @pytest.mark.parametrize(
     ("printed", "message"),
     [
