@@ -29,6 +29,9 @@ FORMATS = {"safetensors": WEIGHTS, "onnx": "model.onnx"}
 ONNX_MODULES = ("onnxruntime", "onnxscript")
 """Modules of the extra ``export``, which write a file of ONNX and compare it."""
 
+OPSETS = (18, 19, 20)
+"""Opsets that PyTorch's exporter writes. Asked for an earlier one, it writes 18."""
+
 MAX_DIFFERENCE = 1e-3
 """Largest difference of probabilities of a written file and of the run's own net; rounding gives about 1e-6."""
 
@@ -79,8 +82,23 @@ def chosen_formats(names: Sequence[str]) -> list[str]:
     return [name for name in FORMATS if name in ("safetensors", *names)]
 
 
+def check_opset(opset: int | None, formats: Sequence[str]) -> None:
+    """Check that a chosen opset can be written.
+
+    Raises:
+        ConfigError: it cannot, or no ONNX is written.
+    """
+    if opset is None:
+        return
+    if opset not in OPSETS:
+        known = ", ".join(map(str, OPSETS))
+        raise ConfigError(f"--opset {opset}: PyTorch's exporter writes {known}; a later runtime reads earlier opsets")
+    if "onnx" not in formats:
+        raise ConfigError(f"--opset {opset} is of ONNX: add --format onnx, or leave it out")
+
+
 def write_export(
-    folder: Path, content: Content, formats: Sequence[str], *, overwrite: bool = False
+    folder: Path, content: Content, formats: Sequence[str], *, overwrite: bool = False, opset: int | None = None
 ) -> tuple[Description, dict[str, float]]:
     """Write an exported model's folder, complete or not at all.
 
@@ -89,6 +107,7 @@ def write_export(
         content: the content of the folder.
         formats: names in :data:`FORMATS`.
         overwrite: replace an exported model that the folder holds, with all its files.
+        opset: of :data:`OPSETS`, for ONNX; ``None`` is the exporter's own.
 
     Returns:
         The description, and the largest difference of a probability by format, of a complete net.
@@ -108,14 +127,16 @@ def write_export(
     with writing(folder, "another --to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            found = _fill(Path(temporary, "new"), content, formats)
+            found = _fill(Path(temporary, "new"), content, formats, opset)
             if folder.exists():
                 folder.rename(Path(temporary, "old"))
             Path(temporary, "new").rename(folder)
     return found
 
 
-def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Description, dict[str, float]]:
+def _fill(
+    place: Path, content: Content, formats: Sequence[str], opset: int | None
+) -> tuple[Description, dict[str, float]]:
     """Write the files, load them again and compare their outputs."""
     description, prototypes = content.description, content.prototypes
     rows = {"vectors": prototypes.vectors, "labels": prototypes.labels, "weights": prototypes.weights}
@@ -136,7 +157,7 @@ def _fill(place: Path, content: Content, formats: Sequence[str]) -> tuple[Descri
         path = place / FORMATS[name]
         with quiet():
             if model and name == "onnx":
-                _write_onnx(model, path, metadata)
+                _write_onnx(model, path, metadata, opset)
         written = path.read_bytes()
         entry = {"name": path.name, "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
         description = replace(description, files={**description.files, name: entry})
@@ -178,20 +199,27 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _write_onnx(model: TrainedModel, path: Path, metadata: str) -> None:
+def _write_onnx(model: TrainedModel, path: Path, metadata: str, opset: int | None) -> None:
     example = torch.zeros(2, 3, model.image_size, model.image_size)
     program = torch.onnx.export(
         model,
         (example,),
         dynamo=True,
+        opset_version=opset,
         dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
         input_names=["images"],
         output_names=list(model(example)),
         verbose=False,
     )
     assert program is not None
+    written = program.model.opset_imports[""]
+    if opset not in (None, written):
+        raise ExportError(f"the exporter wrote opset {written} instead of {opset}: nothing is written")
     program.model.metadata_props["goldfinch"] = metadata
-    program.save(path, external_data=False)
+    proto = program.model_proto
+    # Shapes between layers, of which those of transposed weights are wrong: ONNX Runtime's quantiser refuses the file.
+    proto.graph.ClearField("value_info")
+    path.write_bytes(proto.SerializeToString())
 
 
 def _read_net(path: Path) -> Predictor:

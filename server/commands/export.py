@@ -13,7 +13,7 @@ from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
 from common.exports.description import NO_LICENCE, Description
-from common.exports.formats import BATCH, Content, chosen_formats, write_export
+from common.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from common.exports.model import TrainedModel, kept_part, read_export
 from common.metrics import RoundScore, domain_accuracy
 from common.models.mixed import Mixed
@@ -45,6 +45,7 @@ def export(
     licence: str = NO_LICENCE,
     data: Sequence[str] = (),
     overwrite: bool = False,
+    opset: int | None = None,
 ) -> Description:
     """Write the model of a run, or of a device, to a folder, print a summary, and return the model's description.
 
@@ -58,11 +59,13 @@ def export(
         licence: the licence of the model.
         data: settings of a data set on which files are compared.
         overwrite: replace an exported model in ``to``.
+        opset: of the ONNX file; ``None`` is PyTorch's default.
 
     Raises:
         ConfigError: an argument does not fit the run; the message names it.
     """
     wanted = chosen_formats(formats)
+    check_opset(opset, wanted)
     if shared is not None:
         content = _of_device(source, shared, client, data)
     else:
@@ -74,7 +77,8 @@ def export(
     description = replace(content.description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
-    description, differences = write_export(to, replace(content, description=description), wanted, overwrite=overwrite)
+    content = replace(content, description=description)
+    description, differences = write_export(to, content, wanted, overwrite=overwrite, opset=opset)
     kind = "the model of all clients"
     if not description.complete:
         kind = "the part that clients share"

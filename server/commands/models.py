@@ -23,6 +23,7 @@ def export_run(
         list[str] | None,
         option("--format", text="onnx, besides safetensors, which is always written; repeatable.", metavar="NAMES"),
     ] = None,
+    opset: Annotated[int | None, option("--opset", text="Of the ONNX file: 18 (default), 19 or 20.")] = None,
     chosen: Annotated[
         str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
     ] = None,
@@ -53,6 +54,7 @@ def export_run(
         licence=licence,
         data=data,
         overwrite=overwrite,
+        opset=opset,
     )
 
 

@@ -39,6 +39,8 @@ def test_ray_s_sockets_stay_within_the_system_s_limit(
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/" + "t" * length)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     assert ("RAY_TMPDIR" in flower_environment(tmp_path)) == moved
+    monkeypatch.setenv("RAY_TMPDIR", "/" + "r" * length)
+    assert (flower_environment(tmp_path)["RAY_TMPDIR"] == "/tmp") == moved
 
 
 def test_an_environment_below_a_blank_is_refused_before_ray_starts(

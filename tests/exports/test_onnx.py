@@ -1,0 +1,75 @@
+"""ONNX as other programs take it: each opset, any number of images, and quantised, compared by ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.runs import run
+from support.toy import Toy, toy_settings
+
+from common.data.batches import Augmentation
+from common.errors import ConfigError
+from common.exports import load_model
+from common.exports.formats import OPSETS, check_opset
+from server.commands.export import export
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+onnx = pytest.importorskip("onnx", reason="the export extra is not installed")
+pytest.importorskip("onnxscript", reason="the export extra is not installed")
+
+
+@pytest.fixture(scope="module")
+def trained_by_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FPL, so with prototypes, whose images are each normalised by their own values."""
+    folder = tmp_path_factory.mktemp("onnx") / "run"
+    run(toy_settings("fpl", folder, data=Toy(augmentation=Augmentation(normalisation="image")), train={"rounds": 2}))
+    return folder
+
+
+def outputs_of(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"images": images}), strict=True))
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_each_opset_predicts_as_the_net_does(opset: int, trained_by_image: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export(trained_by_image, folder, ["onnx"], opset=opset)
+    (version,) = [each.version for each in onnx.load(folder / "model.onnx").opset_import if not each.domain]
+    assert version == opset
+    model = load_model(folder)
+    assert model.description.normalisation == "image"
+    for count in (1, 2, 33):
+        images = torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(count))
+        expected = model(images)
+        found = outputs_of(folder / "model.onnx", images.numpy())
+        assert found.keys() == expected.keys() == {"probabilities", "features", "distances"}
+        for name, values in expected.items():
+            assert np.abs(found[name] - values.numpy()).max() < 1e-4, name
+    check_quantised(folder, images.numpy())
+
+
+def check_quantised(folder: Path, images: np.ndarray) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    small = folder / "quantised.onnx"
+    quantize_dynamic(folder / "model.onnx", small, weight_type=QuantType.QUInt8)
+    assert small.stat().st_size < 0.5 * (folder / "model.onnx").stat().st_size
+    whole, quantised = outputs_of(folder / "model.onnx", images), outputs_of(small, images)
+    difference = np.abs(whole["probabilities"] - quantised["probabilities"]).max()
+    assert 0 < difference < 0.05
+
+
+@pytest.mark.parametrize(
+    ("opset", "formats", "message"),
+    [(17, ["onnx"], "writes 18, 19, 20"), (19, ["safetensors"], "add --format onnx")],
+    ids=["too early", "no ONNX"],
+)
+def test_what_cannot_be_written_is_refused(opset: int, formats: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_opset(opset, formats)
+    check_opset(None, formats)
