@@ -17,7 +17,7 @@ from common.data.image_files import (
     subdirectory,
     without_duplicates,
 )
-from common.data.layouts import below, directories, found_in, moved_up, near_folder, override, read_as_folders
+from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders, written_override
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
 
@@ -134,7 +134,7 @@ class ImageFolders(DataSource):
         for place in below(root):
             found = [subdirectory(place, self._names(name)) for name in self.domains]
             if all(path is not None and self._holds_classes(path) for path in found):
-                return f"The domains are deeper: give {override('data.root', str(place))}"
+                return f"The domains are deeper: give {written_override('data.root', str(place))}"
         advice = read_as_folders(root, self.image_size)
         if not advice:
             advice = near_folder(domain, root)

@@ -125,7 +125,7 @@ def read_as_folders(root: Path, image_size: int) -> str:
         domains = _domains_in(place)
         if len(domains) < 2:
             continue
-        settings = ["data=folder", override("data.root", str(place))]
+        settings = ["data=folder", written_override("data.root", str(place))]
         if len(domains) < len(directories(place)):
             settings.append(f"data.domains=[{','.join(map(_quoted, domains))}]")
         settings.append(f"data.image_size={image_size}")
@@ -133,7 +133,7 @@ def read_as_folders(root: Path, image_size: int) -> str:
     return ""
 
 
-def override(key: str, value: str) -> str:
+def written_override(key: str, value: str) -> str:
     """Return ``key=value``, quoted where Hydra needs it."""
     if re.fullmatch(r"[\w./-]+", value, re.ASCII):
         return f"{key}={value}"
@@ -141,7 +141,7 @@ def override(key: str, value: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    return override("", name).removeprefix("=")
+    return written_override("", name).removeprefix("=")
 
 
 def _domains_in(place: Path) -> list[str]:
