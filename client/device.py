@@ -78,6 +78,10 @@ class Device:
             scores = (spec.domain,)
         self.scores = scores
         self._store = store
+        self._network = settings.model.of(spec.domain)
+        self._network_remark = ""
+        if isinstance(settings.model, Mixed):
+            self._network_remark = f", {settings.model.name_of(spec.domain)}"
         self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
         self._test_splits: dict[str, Split] = {}
@@ -109,7 +113,7 @@ class Device:
             split=known,
             identity=self.settings.identity,
             code=self.settings.code,
-            device=self._description(),
+            device=describe_device(self.torch_device) + self._network_remark,
             versions=package_versions(),
             content=content,
             validation=len(validation),
@@ -215,7 +219,7 @@ class Device:
             steps=trained.steps,
             seconds=seconds,
             peak_bytes=memory,
-            device=self._description(),
+            device=describe_device(self.torch_device) + self._network_remark,
             releases=releases,
             validation=validated,
             randomness=protection.randomness,
@@ -320,21 +324,12 @@ class Device:
                 return None
         return self._features
 
-    def _description(self) -> str:
-        """Return the name of the processor, with that of the network if clients may have different ones."""
-        model = self.settings.model
-        described = describe_device(self.torch_device)
-        if isinstance(model, Mixed):
-            described += f", {model.name_of(self.spec.domain)}"
-        return described
-
     def _new_model(self) -> nn.Module:
         """Return the run's model as it is before the first round."""
         return self._model(len(self.settings.protocol.clients(self.settings.data)))[0]
 
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        network = self.settings.model.of(self.spec.domain)
-        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device), network)
+        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device), self._network)
         if getattr(_MODELS, "key", None) != key:
             model = build_model(self.settings, client_count, self.spec.domain).to(self.torch_device)
             model = model.to(memory_format=memory_format(self.settings))
