@@ -97,7 +97,8 @@ def test_synthetic_features_are_mixtures(tmp_path):
 
 
 @pytest.mark.parametrize("rebalance_epochs", [None, 3])
-def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, tmp_path):
+def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, tmp_path, monkeypatch):
+    monkeypatch.setattr("strategies.rucr.PER_CLASS", 11)
     local = exchange(tmp_path, rebalance_epochs=rebalance_epochs, rebalance_rate=0.05)
     made = local.method.synthesise(local.features()[0], local)
     head = local.model.head
