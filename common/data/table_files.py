@@ -72,7 +72,8 @@ LABEL_COLUMNS = frozenset({"label", "labels", "class", "class_name", "category",
 DOMAIN_COLUMNS = frozenset({"domain", "domains", "site", "hospital", "centre", "center"})
 """Names of columns by :func:`~.names.name_key`, where the kind of a column does not tell what it holds."""
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/(?!.*\.(csv|tsv|txt|parquet|pq)$)[A-Za-z0-9][\w.-]*")
+"""A name of the Hub; a missing file of a known suffix is none."""
 
 
 @dataclass(frozen=True)
