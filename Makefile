@@ -13,7 +13,7 @@ VENV := $(HOME)/.cache/goldfinch/venv-$(firstword $(shell printf %s "$(CURDIR)" 
 endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-EXTRAS ?= server,simulation,tensorboard,privacy,export,tune,dev
+EXTRAS ?= server,simulation,tensorboard,privacy,export,tune,table,dev
 comma := ,
 VERSION := import sys; print("python%d.%d" % sys.version_info[:2])
 # what the environment has already, a word each: its extras and its Python. What is asked for and missing sets it up again.
@@ -116,7 +116,7 @@ docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs 
 	@echo "wrote outputs/site/index.html"
 
 lock: $(STAMP) ## write requirements.txt anew from pyproject.toml, for every platform, keeping the pins that still fit
-	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs timm heif arrow,--extra $(extra)) \
+	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs timm heif,--extra $(extra)) \
 	  --universal --python-version 3.11 --no-annotate --no-header --constraint requirements.txt; } >requirements.new
 	mv requirements.new requirements.txt
 

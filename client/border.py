@@ -86,7 +86,10 @@ def _images(source: DataSource, domain: Domain, names: Sequence[str]) -> Images:
 
 def _split(source: DataSource, domain: Domain) -> str:
     if domain.train_files:
-        return "files"
+        first = domain.train_files[0]
+        if first.exists():
+            return "files"
+        return f"rows of {first.parent.resolve()}"  # of a table that holds its images; another may hold the same
     settings = {"source": source.name, "train": len(domain.train), "test": len(domain.test)}
     for field in dataclasses.fields(source):
         if field.name not in NOT_THE_SPLIT:

@@ -373,6 +373,12 @@ def _check_group(item: Override) -> bool:
     return True
 
 
+FORMER: Mapping[str, str] = {
+    "data.listing": "data.listing: no such key; lists of images are data=table, and data.path names the list",
+}
+"""Keys that exist no more, and what to write now."""
+
+
 def _check_key(item: Override, base: dict[str, Any]) -> None:
     if item.is_add() or item.is_delete():
         raise ConfigError(f"{item.input_line}: keys cannot be added or removed; set an existing key with key=value")
@@ -386,7 +392,7 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
                 meant = _nearest_setting(item.key_or_group, str(item.input_line).partition("=")[2], base)
             if meant:
                 raise UnknownKeyError(f"{item.key_or_group}: no such key; did you mean {meant}?")
-            raise UnknownKeyError(_no_such_key(part, node, where))
+            raise UnknownKeyError(FORMER.get(item.key_or_group) or _no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
 

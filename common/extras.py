@@ -32,7 +32,8 @@ EXTRA_OF = {
     "wandb": "wandb",
     "timm": "timm",
     "pillow_heif": "heif",
-    "pyarrow": "arrow",
+    "datasets": "table",
+    "pyarrow": "table",
 }
 """Modules that only an extra of the package installs, and the smallest such extra."""
 

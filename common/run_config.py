@@ -88,6 +88,13 @@ REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "strategies.combined.Combined": {"consistency_reduce": "mean", "level": None, "adaptive_alpha": False},
     "common.data.protocols.LeaveOut": {"balanced": False},
     "common.data.protocols.OneClientPerDomain": {"balanced": False},
+    "common.data.domainnet.DomainNet": {"rounding": "round"},
+    "common.data.folder.Folder": {"listing": ""},
+    "common.data.office_caltech.OfficeCaltech": {"rounding": "round"},
+    "common.data.office_home.OfficeHome": {"rounding": "round"},
+    "common.data.pacs.PACS": {"rounding": "floor"},
+    "common.data.views.RandConv": {"kernel_sizes": [1, 3, 5, 7]},
+    "common.data.vlcs.VLCS": {"rounding": "round"},
     "common.models.specs.ResNet10": {"initialisation": "default"},
     "strategies.core.robust.GeometricMedian": {"iterations": 100, "smoothing": 1e-6},
     "strategies.fccl_plus.FCCLPlus": {"public_rate_end": 1.0, "off_diagonal": 0.0051, "teacher_mode": "eval"},
@@ -111,7 +118,13 @@ REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "strategies.i2pfl.I2PFL": {"mixup": 0.4, "augmented_over": "batch", "reduce": "mean"},
     "strategies.moon.MOON": {"projection": 0},
     "strategies.per_fedavg.PerFedAvg": {"outer_rate": None},
-    "strategies.rucr.RUCR": {"mix_low": 0.2, "mix_high": 0.8, "rebalance_last": None, "feed_back": True},
+    "strategies.rucr.RUCR": {
+        "mix_low": 0.2,
+        "mix_high": 0.8,
+        "rebalance_last": None,
+        "feed_back": True,
+        "per_class": 50,
+    },
 }
 """Settings that a class had, each with the value that is now the only one; identities still hold them."""
 

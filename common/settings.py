@@ -33,6 +33,7 @@ from common.data.cache import warn_once
 from common.data.domain import DataSource
 from common.data.inspection import inspect
 from common.data.protocols import Protocol
+from common.data.table import placed
 from common.data.views import Views
 from common.errors import ConfigError, nearest
 from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
@@ -455,6 +456,8 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
     raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # a copy, with what older runs lack
+    if raw["data"].get("_target_") == "common.data.table.Table":
+        raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}

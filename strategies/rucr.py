@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from common.config import Count, Natural, NonNegative, Positive, Search, checked
+from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.prototypes import PrototypeSet, class_means, normalise_rows
 from common.storage import GlobalState, under_prefix, with_prefix
@@ -32,6 +32,8 @@ from strategies.parts.server_nets import NetTraining, train_net
 
 HEAD = "head."
 SYNTHETIC = "synthetic/"
+PER_CLASS = 50
+"""Synthetic features of a class, as in the released code."""
 MIX_LOW, MIX_HIGH = 0.2, 0.8
 """The share of G in a synthetic feature is drawn from (``MIX_LOW``, ``MIX_HIGH``], as in FedPall's run."""
 
@@ -53,7 +55,6 @@ class RUCR(Method):
     Args:
         temperature: tau > 0.
         contrast: weight of the contrast with G, >= 0.
-        per_class: synthetic features per class, >= 1.
         rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
         rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
     """
@@ -63,7 +64,6 @@ class RUCR(Method):
 
     temperature: Annotated[Positive, Search(0.1, 5.0)] = 1.0
     contrast: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
-    per_class: Count = 50
     rebalance_epochs: Natural | None = None
     rebalance_rate: Positive = 0.01
 
@@ -103,14 +103,14 @@ class RUCR(Method):
             local.cached("synthetic", lambda: self.synthesise(local.features()[0], local))
 
     def synthesise(self, features: Tensor, local: ClientContext) -> dict[str, Tensor]:
-        """Return ``share * G^c + (1 - share) * z / ||z||`` per class of G, ``[K' * per_class, D]``, and labels."""
+        """Return ``share * G^c + (1 - share) * z / ||z||`` per class of G, ``[K' * PER_CLASS, D]``, and labels."""
         prototypes, draws = local.prototypes, local.generator("synthesise")
-        wanted = prototypes.labels.repeat_interleave(self.per_class)
+        wanted = prototypes.labels.repeat_interleave(PER_CLASS)
         chosen = torch.randint(len(features), (len(wanted),), generator=draws).to(features.device)
         own = normalise_rows(features)[chosen]
         share = MIX_HIGH - (MIX_HIGH - MIX_LOW) * torch.rand(len(wanted), 1, generator=draws)
         share = share.to(features)
-        rows = prototypes.vectors.repeat_interleave(self.per_class, dim=0)
+        rows = prototypes.vectors.repeat_interleave(PER_CLASS, dim=0)
         return with_prefix(SYNTHETIC, {"features": share * rows + (1 - share) * own, "labels": wanted})
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002

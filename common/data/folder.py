@@ -1,75 +1,46 @@
-"""The user's own images: every directory of class folders, or with a list of images, is a domain."""
+"""The user's own images: every directory of class folders is a domain."""
 
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
-
-from common.config import Count, Fraction, Names, check, checked
-from common.data.batches import Split
+from common.config import checked
 from common.data.cache import warn_once
-from common.data.domain import DATA_VARIABLE, DataSource, Domain, Duplicates, ImageSize, search_roots
+from common.data.domain import DATA_VARIABLE, Domain, ImageSize, search_roots
 from common.data.image_files import (
     HEIF_SUFFIXES,
     SUFFIXES,
-    Reading,
-    Resize,
     class_folders,
     image_files,
     is_image,
     without_duplicates,
 )
-from common.data.image_folders import Files, dropping, per_class_fraction, read_images
+from common.data.image_folders import Files, read_images
 from common.data.layouts import bases, directories, has_parts, part_folders
-from common.data.listings import SavedSet, decode_saved, is_saved, leading_rows, read_list, saved_sets
-from common.data.names import coinciding, name_key, split_of
+from common.data.names import name_key, split_of
+from common.data.own_images import OwnImages, leading
 from common.errors import DataError, nearest, some_of
 from common.extras import install_command
 
 
 @checked
-class Folder(DataSource):
-    """``<root>/<domain>/<class>/<image>``, ``<root>/<domain>/{train,test}/<class>/<image>``, or a list in each domain.
+class Folder(OwnImages):
+    """``<root>/<domain>/<class>/<image>``, or ``<root>/<domain>/{train,test}/<class>/<image>``.
 
     As a node's data-dir, the root may also be the domain's own directory. A root with train and test folders is one
     domain. Without such folders the leading ``train_fraction`` of each class, by file name, is train. A domain may lack
     a class: it has no samples of it. Words of splits (:data:`~common.data.names.SPLIT_WORDS`) count in any case.
-    A domain's directory may also be one that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
 
     Attributes:
         domains: names of the domains; empty: all directories under ``root``, which must then be set.
-        classes: names of the class folders, in label order; empty: the sorted union over all domains, which must then
-            all be present. On devices that hold one domain each, name the classes, so that all agree on the labels.
-        train_fraction: share of each class that is train, in (0, 1), rounded down, but at least one image.
-        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`.
-        broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
-            them out, counts and names them.
-        range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,
-            or 0 and 65535 of 16-bit images.
-        page: the page of a TIFF that is read, from 1.
-        resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
-            ``pad`` adds black to the shorter side.
-        listing: name of a CSV or Parquet file in each domain's directory that lists its images, instead of class
-            folders; empty: class folders. Its columns are ``path`` (relative to the domain's directory), ``label`` (a
-            class name) and, optionally, ``split`` (``train`` or ``test``).
+        classes: names of the class folders.
     """
 
     name: ClassVar[str] = "folder"
-    own_images: ClassVar[bool] = True
 
-    domains: Names = ()
     image_size: ImageSize = 32
-    classes: Names = ()
-    train_fraction: Fraction = 0.8
-    duplicates: Duplicates = "warn"
-    broken: Literal["refuse", "skip"] = "refuse"
-    range: tuple[float, ...] = ()
-    page: Count = 1
-    resize: Resize = "squash"
-    listing: str = ""
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -87,33 +58,6 @@ class Folder(DataSource):
                 found = (root.name,)
             object.__setattr__(self, "domains", found)
         super().__post_init__()
-        ordered = len(self.range) == 2 and self.range[0] < self.range[1]
-        check(
-            not self.range or ordered, f"range must be empty or [black, white], in this order; got {list(self.range)}"
-        )
-        if pair := coinciding(self.classes):
-            raise ValueError(f"classes: {pair[0]!r} and {pair[1]!r} are two spellings of one name; keep one of them")
-        check(
-            Path(self.listing).name == self.listing,
-            f"listing: {self.listing!r} must be the name of a file in each domain's folder",
-        )
-
-    @property
-    def test_follows_training(self) -> str:
-        """See :meth:`DataSource.test_follows_training`."""
-        if self.broken == "skip":
-            return "data.broken=skip"
-        return dropping(self.duplicates)
-
-    @property
-    def on_duplicates(self) -> Duplicates:
-        """``duplicates``."""
-        return self.duplicates
-
-    @property
-    def reading(self) -> Reading:
-        """``resize``, ``range``, ``page`` and ``broken``."""
-        return Reading(self.resize, self.range, self.page, self.broken == "skip")
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -142,24 +86,11 @@ class Folder(DataSource):
                 found.setdefault(name, place)
         if not found:
             raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
-        if pair := coinciding(found):
-            first, second = pair
-            raise DataError(
-                f"folder: {first!r} ({found[first]}) and {second!r} ({found[second]}) are two spellings of one class; "
-                "give them one name. If they are two classes, give them names that differ in more than case, space, "
-                "hyphens and underscores"
-            )
-        return tuple(sorted(found))
+        return self.sorted_classes(found)
 
     def _classes_in(self, directory: Path) -> dict[str, Path]:
         """Return the names of a domain's classes, each with the place where it was found first."""
         found: dict[str, Path] = {}
-        if self.listing:
-            for item in read_list(directory, self.listing):
-                found.setdefault(item.label, directory / self.listing)
-            return found
-        if is_saved(directory):
-            return dict.fromkeys(_saved_names(directory), directory)
         for base in bases(directory):
             for folder in directories(base):
                 found.setdefault(_class_name(folder), folder)
@@ -167,9 +98,10 @@ class Folder(DataSource):
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
-        if self.listing:
-            return f"Put {self.listing} into each domain's folder, with the columns path, label and, optionally, split."
-        return "Put images there as <domain>/<class>/*.png, or <domain>/{train,test}/<class>/*.png."
+        return (
+            "Put images there as <domain>/<class>/*.png, or <domain>/{train,test}/<class>/*.png. Lists of images and "
+            "folders of save_to_disk are data=table."
+        )
 
     def directory(self, domain: str) -> Path:
         """Return ``<root>/<domain>``; the root itself if it holds train and test folders and nothing names domains.
@@ -205,9 +137,7 @@ class Folder(DataSource):
         return root
 
     def _is_a_domain(self, root: Path) -> bool:
-        """Return whether ``root`` holds what a domain's folder does: a saved set, the list, or known class folders."""
-        if is_saved(root) or (self.listing and (root / self.listing).is_file()):
-            return True
+        """Return whether ``root`` holds what a domain's folder does: known class folders."""
         for base in bases(root):
             if any(path.name in self.classes for path in directories(base)):
                 return True
@@ -224,21 +154,10 @@ class Folder(DataSource):
         return self._read_from(self.own_directory(domain), domain)
 
     def _read_from(self, directory: Path, domain: str) -> Domain:
-        if is_saved(directory) and not self.listing:
-            return self._read_saved(domain, directory)
-        if self.listing:
-            train, test = self._listed(directory)
-        else:
-            train, test = self._in_class_folders(directory)
+        train, test = self._in_class_folders(directory)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
-        if not train or not test:
-            missing = "images"
-            if train:
-                missing = "test images"
-            elif test:
-                missing = "train images"
-            raise DataError(f"folder: domain {domain!r} in {directory} has no {missing}. {self.layout()}")
+        self.check_parts(domain, directory, train, test)
         return read_images(domain, train, test, self.image_size, directory, self.reading)
 
     def _in_class_folders(self, directory: Path) -> tuple[Files, Files]:
@@ -248,77 +167,9 @@ class Folder(DataSource):
         _warn_of_unread(directory)
         train_folder, test_folder = part_folders(directory)
         if train_folder is None or test_folder is None:
-            return _leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
+            return leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
         train = class_folders(train_folder, self.class_names, exact=True)
         return train, class_folders(test_folder, self.class_names, exact=True)
-
-    def _listed(self, directory: Path) -> tuple[Files, Files]:
-        """Return the train and test files of the domain's list.
-
-        Raises:
-            DataError: a label is not one of the classes, or only some lines have a split.
-        """
-        train: Files = []
-        test: Files = []
-        every: Files = []
-        for listed in read_list(directory, self.listing):
-            item = (listed.path, self._label(listed.label, directory / self.listing))
-            every.append(item)
-            if listed.part == "train":
-                train.append(item)
-            elif listed.part == "test":
-                test.append(item)
-        if not train and not test:
-            return _leading(sorted(every), self.train_fraction)
-        if len(train) + len(test) < len(every):
-            raise DataError(f"folder: {directory / self.listing}: give every line a split (train or test), or none")
-        return train, test
-
-    def _label(self, name: str, place: Path) -> int:
-        """Return the label of a class name that was read from ``place``.
-
-        Raises:
-            DataError: it is none of the classes.
-        """
-        if name not in self.class_names:
-            raise DataError(f"folder: {place}: {name!r} is no class; {nearest(name, self.class_names)}")
-        return self.class_names.index(name)
-
-    def _read_saved(self, domain: str, directory: Path) -> Domain:
-        """Return the domain of a folder that Hugging Face's datasets wrote."""
-        train, test = saved_sets(directory)
-        if test is not None:
-            trained, train_rows = self._whole(train)
-            tested, rows = self._without_duplicates(test, train)
-            return Domain(domain, trained, tested, _row_names(train, train_rows), _row_names(test, rows))
-        whole, rows = self._whole(train)
-        digests = train.digests() if self.duplicates == "drop" else []
-        train_places, test_places = leading_rows(whole.labels.tolist(), self.train_fraction)
-        if digests:
-            known = {digests[rows[place]] for place in train_places}
-            test_places = [place for place in test_places if digests[rows[place]] not in known]
-        splits = whole.subset(torch.tensor(train_places)), whole.subset(torch.tensor(test_places))
-        names = _row_names(train, rows)
-        train_names = tuple(names[place] for place in train_places)
-        return Domain(domain, *splits, train_names, tuple(names[place] for place in test_places))
-
-    def _whole(self, saved: SavedSet) -> tuple[Split, list[int]]:
-        """Return the images of a saved set, and the row of each."""
-        labels = [self._label(name, saved.folder) for name in saved.labels()]
-        if not labels:
-            raise DataError(f"folder: {saved.folder} has no images")
-        images, rows = decode_saved(saved, self.image_size, self.reading)
-        return Split(images, torch.tensor([labels[row] for row in rows], dtype=torch.int64)), rows
-
-    def _without_duplicates(self, test: SavedSet, train: SavedSet) -> tuple[Split, Sequence[int]]:
-        """Return the test images and their rows; with ``duplicates=drop`` without those of ``train``, byte for byte."""
-        whole, rows = self._whole(test)
-        if self.duplicates != "drop":
-            return whole, rows
-        known = set(train.digests())
-        digests = test.digests()
-        kept = [place for place, row in enumerate(rows) if digests[row] not in known]
-        return whole.subset(torch.tensor(kept, dtype=torch.int64)), [rows[place] for place in kept]
 
     def _check_folders(self, directory: Path) -> None:
         """Check that all images of a domain lie directly in folders of the known classes.
@@ -417,34 +268,6 @@ def _skipped(folders: Sequence[Path]) -> str:
     return ", ".join(parts)
 
 
-def _saved_names(directory: Path) -> set[str]:
-    """Return the names of the classes of a folder that Hugging Face's datasets wrote."""
-    names: set[str] = set()
-    for saved in saved_sets(directory):
-        if saved is not None:
-            names.update(saved.names or saved.labels())
-    return names
-
-
-def _row_names(saved: SavedSet, rows: Sequence[int]) -> tuple[Path, ...]:
-    """Return a path for each row, as if the images of a saved set were files in its folder."""
-    return tuple(saved.folder / f"row {row}" for row in rows)
-
-
 def _is_one_domain(root: Path, domain: str) -> bool:
     """Return whether the root is itself the only domain: it has that name, and folders of train and test images."""
     return root.name == domain and not (root / domain).is_dir() and root.is_dir() and has_parts(root)
-
-
-def _leading(files: Files, fraction: float) -> tuple[Files, Files]:
-    """Return train and test by FedPall's rule with floor, but a class with one image is a training class."""
-    train, test = per_class_fraction(files, fraction, "floor")
-    trained = {label for _, label in train}
-    rest: Files = []
-    for item in test:
-        if item[1] in trained:
-            rest.append(item)
-        else:  # the first image of a class without training images
-            train.append(item)
-            trained.add(item[1])
-    return sorted(train, key=lambda item: (item[1], item[0])), rest

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from common.config import Fraction, checked
 from common.data.batches import Split
@@ -37,7 +38,6 @@ class ImageFolders(DataSource):
             folders and file names, is train if i % 10 <= 7 (FPL's Office code). ``lists``: the data set's list files.
             ``per_class_fraction``: the first images of each class are train (FedPall).
         train_fraction: the share of each class that ``per_class_fraction`` trains on, in (0, 1).
-        rounding: how that number of images is rounded: FedPall rounds for Office and floors for PACS.
         duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`. The papers
             keep all. The train split, and every client's share of it, stays the same.
     """
@@ -48,11 +48,13 @@ class ImageFolders(DataSource):
     domain_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}  # other names of the domains' directories
     folders: ClassVar[tuple[str, ...]] = ()  # possible names of the data set's own directory under the root
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (("train_list.txt", "test_list.txt"),)
+    rounding: ClassVar[Literal["round", "floor"]] = (
+        "round"  # of the images of a class that per_class_fraction trains on
+    )
     list_folders: ClassVar[tuple[str, ...]] = ()  # folders next to the domains that may hold the list files
 
     split: SplitRule = "index_rule"
     train_fraction: Fraction = 0.8
-    rounding: Literal["round", "floor"] = "round"
     duplicates: Duplicates = "warn"
 
     @property
@@ -296,8 +298,21 @@ def read_images(
     Raises:
         DataError: a file is not an image, or lies outside ``directory``.
     """
+    files = [path for path, _ in (*train, *test)]
+    return decoded_domain(name, train, test, *decode(files, image_size, directory, reading or Reading()))
+
+
+def decoded_domain(name: str, train: Files, test: Files, images: Tensor, kept: Sequence[int]) -> Domain:
+    """Return the domain of decoded images.
+
+    Args:
+        name: the domain's name.
+        train: files with their labels.
+        test: likewise.
+        images: uint8 [N, 3, H, W], of the files that are images.
+        kept: their positions in ``train`` followed by ``test``.
+    """
     every = [*train, *test]
-    images, kept = decode([path for path, _ in every], image_size, directory, reading or Reading())
     paths: list[Path] = []
     labels: list[int] = []
     for index in kept:

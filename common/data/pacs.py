@@ -1,6 +1,6 @@
 """PACS (Li et al., ICCV 2017): seven classes as art painting, cartoon, photo and sketch."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from common.config import Names, checked
 from common.data.domain import ImageSize
@@ -12,8 +12,8 @@ class PACS(ImageFolders):
     """``<root>[/PACS]/<domain>/<class>/<image>``; complete: 2048, 2344, 1670 and 3929 images.
 
     ``split=lists`` reads train_list.txt/test_list.txt, or the published ``<domain>_train_kfold.txt`` and
-    ``<domain>_crossval_kfold.txt`` next to the domains or in ``pacs_label/``; ``split=per_class_fraction`` with
-    ``rounding=floor`` is FedPall's.
+    ``<domain>_crossval_kfold.txt`` next to the domains or in ``pacs_label/``; ``split=per_class_fraction``
+    rounds down, as FedPall does here and not for Office.
     """
 
     name: ClassVar[str] = "pacs"
@@ -23,6 +23,7 @@ class PACS(ImageFolders):
     wanted: ClassVar[str] = (
         "Put PACS there as [PACS/]{art_painting,cartoon,photo,sketch}/<class>/*.{jpg,png} with its list files."
     )
+    rounding: ClassVar[Literal["round", "floor"]] = "floor"
     list_files: ClassVar[tuple[tuple[str, str], ...]] = (
         ("train_list.txt", "test_list.txt"),
         ("{domain}_train_kfold.txt", "{domain}_crossval_kfold.txt"),

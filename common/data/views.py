@@ -7,10 +7,9 @@ the generator that is passed in and are made on the CPU, so that every device se
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,13 +19,8 @@ SPREAD_FLOOR = 1e-5
 """Added to a channel's variance before its root is divided by."""
 
 
-def _odd(size: int) -> int:
-    check(size % 2 == 1, f"{size} is even; images keep their size only under odd kernels")
-    return size
-
-
-KernelSize = Annotated[Count, AfterValidator(_odd)]
-KernelSizes = Annotated[tuple[KernelSize, ...], Field(min_length=1)]
+KERNEL_SIZES = (1, 3, 5, 7)
+"""Sizes of a random convolution's kernel (the paper's), of which one is drawn for each view."""
 
 
 @checked
@@ -101,9 +95,10 @@ class Augmented(Views):
 class RandConv(Views):
     """Convolution with a random kernel, fresh for every view and batch (Xu et al., ICLR 2021).
 
+    Its size is one of :data:`KERNEL_SIZES`.
+
     Args:
         count: J.
-        kernel_sizes: odd sizes, one drawn uniformly per view.
         mix: RC_mix: ``a * convolved + (1 - a) * images`` with one ``a ~ U(0, 1)`` per view; otherwise the convolved
             images alone.
         identity_probability: RC_img: probability, per view, that the images stay as they are (0.5 in the paper).
@@ -113,7 +108,6 @@ class RandConv(Views):
     """
 
     count: Natural = 1
-    kernel_sizes: KernelSizes = (1, 3, 5, 7)
     mix: bool = True
     identity_probability: ZeroToOne = 0.0
     repeats: Count = 1
@@ -123,7 +117,7 @@ class RandConv(Views):
         """Return the convolved (and mixed) images, or the images themselves."""
         if self.identity_probability > 0 and _uniform(generator) < self.identity_probability:
             return images
-        kernel = draw_kernel(images, _choose(self.kernel_sizes, generator), generator)
+        kernel = draw_kernel(images, _choose(KERNEL_SIZES, generator), generator)
         convolved = convolve(images, kernel)
         repeats = self.repeats
         if self.random_repeats:

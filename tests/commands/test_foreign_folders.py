@@ -327,12 +327,13 @@ def test_markup_and_formulas_in_names_are_plain_text(folder: Path, capsys: pytes
 # ---- where a resumed run writes --------------------------------------------------------------------------------------
 
 READ_ONLY = {
-    *("data.root", "data.listing", "method.public.source.root"),
+    *("data.root", "data.path", "method.public.source.root"),
     *("model.pretrained", "model.pretrained_file", "model.weights"),
 }
 """Settings with a path that a run reads."""
 
 NAMES = {
+    *("data.image", "data.label", "data.domain", "data.split"),
     *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
     *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
 }

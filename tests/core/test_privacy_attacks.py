@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from support.attacks import (
@@ -36,6 +37,7 @@ from common.data.folder import Folder
 from common.data.glyphs import Glyphs
 from common.data.image_folders import ImageFolders
 from common.data.office_caltech import OfficeCaltech
+from common.data.table import Table
 from common.errors import ConfigError, DataError, ImageSideError
 from common.settings import load_settings
 from common.wire.messages import Registration
@@ -88,8 +90,12 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 
 
 FIELDS = {
-    "folder": {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize", "listing"},
-    "office_caltech": {"split", "train_fraction", "rounding", "duplicates"},
+    "folder": {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"},
+    "table": {
+        *("classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"),
+        *("path", "image", "label", "domain", "split"),
+    },
+    "office_caltech": {"split", "train_fraction", "duplicates"},
     "digits": {"split"},
     "glyphs": set(),
 }
@@ -99,7 +105,7 @@ digits, which is by labels alone."""
 EVERY_SOURCE = {"domains", "image_size", "augmentation", "root"}
 
 
-@pytest.mark.parametrize("source", [Folder, OfficeCaltech, Digits, Glyphs], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("source", [Folder, Table, OfficeCaltech, Digits, Glyphs], ids=lambda kind: kind.name)
 def test_every_setting_of_a_data_set_is_tried(source: type[DataSource]) -> None:
     """A new setting must be tried below, or be known to follow no training image, before a private run may have it."""
     assert {field.name for field in fields(source)} - EVERY_SOURCE == FIELDS[source.name]
@@ -126,15 +132,34 @@ def folders(root: Path) -> list[DataSource]:
         {"classes": classes, "range": (0.0, 200.0)},
         {"classes": classes, "page": 2},
         {"classes": classes, "resize": "pad"},
-        {"classes": classes, "listing": "list.csv"},
     ]
     rules: list[dict[str, Any]] = [
         {},
         {"duplicates": "drop"},
         {"split": "per_class_fraction", "train_fraction": 0.5},
-        {"split": "per_class_fraction", "rounding": "floor"},
     ]
-    return [Folder(**base, **each) for each in several] + [TwoClasses(**base, **each) for each in rules]
+    tables: list[dict[str, Any]] = [
+        {"path": "list.csv"},
+        {"path": "list.csv", "image": "path", "label": "label"},
+        {"path": "list.csv", "split": "part", "domain": "place"},
+        {"path": "images.parquet", "classes": classes},
+    ]
+    found: list[DataSource] = [Folder(**base, **each) for each in several]
+    found += [Table(**base, **each) for each in tables]
+    return found + [TwoClasses(**base, **each) for each in rules]
+
+
+def part_of(path: Path) -> str:
+    """Three of ten images of a class are test images."""
+    if path.name[8:12] >= "0007":
+        return "test"
+    return "train"
+
+
+def write_table(place: Path, paths: list[Path]) -> None:
+    """Write a table that holds its images."""
+    columns = {"image": [path.read_bytes() for path in paths], "label": [path.parent.name for path in paths]}
+    datasets.Dataset.from_dict(columns).to_parquet(place)
 
 
 CHANGES = {"noise": None, "a copy of a test image": name_of(9), "a copy of a training image": name_of(0)}
@@ -147,11 +172,13 @@ def test_training_images_decide_nothing_that_is_scored(change: str, tmp_path: Pa
     sources: list[DataSource] = []
     for side in ("a", "b"):
         folder = write_folder(tmp_path / side / "clinic")
-        lines = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.rglob("*.png"))]
-        (folder / "list.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+        paths = sorted(folder.rglob("*.png"))
+        lines = [f"{path.relative_to(folder)},{path.parent.name},{part_of(path)},clinic" for path in paths]
+        (folder / "list.csv").write_text("\n".join(["path,label,part,place", *lines]) + "\n")
         if side == "b":
             name = CHANGES[change]
             replace_image(folder / NEGATIVE / name_of(3), None if name is None else folder / NEGATIVE / name)
+        write_table(folder / "images.parquet", paths)
         sources = folders(tmp_path / side)
         found.append([source.load("clinic") for source in sources])
     refused = 0
@@ -170,9 +197,11 @@ def test_training_images_decide_nothing_that_is_scored(change: str, tmp_path: Pa
 # ---- a budget that the border between training and test images walks around ------------------------------------------
 
 TWO = "data.domains=[clinic,ward]"
+TABLE = ("data=table", "data.classes=[negative,positive]", "data.image_size=16", "data.domains=[clinic]")
 WALKS: dict[str, dict[str, Any]] = {
     "another fraction": {"words": ["data.train_fraction=0.3"]},
-    "a list": {"words": ["data.listing=list.csv"]},
+    "a list": {"words": [*TABLE, "data.path=list.csv"]},
+    "a table with the images": {"words": [*TABLE, "data.path=images.parquet"]},
     "the whole domain": {
         "words": [TWO, "protocol=leave_one_out", "protocol.leave_out=[clinic]", "protocol.unseen=whole"],
         "client": "ward-0",
@@ -190,6 +219,8 @@ def walked(folder: Path, walk: str) -> tuple[Any, Any]:
     (folder / "clinic" / "list.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     if folder.name == "b":
         replace_image(folder / "clinic" / NEGATIVE / name_of(5))
+    paths = sorted((folder / "clinic").rglob("*.png"), key=lambda path: (path.name == name_of(5), path.name))
+    write_table(folder / "clinic" / "images.parquet", paths)
     attacker = private_attacker(folder, domain=None, partition_id=0, num_partitions=1)
     del attacker.configuration["domain"]
     first = attacker.ask(*NOISED, TWO, train=True, score=["clinic"])

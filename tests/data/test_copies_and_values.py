@@ -99,16 +99,6 @@ def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.Log
     assert "two labels" in caplog.text, "of a private run nothing follows from it, but its owner is told"
 
 
-def test_one_path_in_a_list_under_two_labels_is_refused(tmp_path: Path) -> None:
-    for number in range(4):
-        noise(tmp_path / "site" / f"{number}.png", number)
-    lines = "path,label,split\n0.png,cat,train\n0.png,dog,test\n1.png,dog,train\n2.png,cat,test\n"
-    (tmp_path / "site" / "images.csv").write_text(lines)
-    source = Folder(root=str(tmp_path), image_size=8, listing="images.csv")
-    with pytest.raises(DataError, match="1 images have two labels"):
-        inspect(source, source.domains)
-
-
 def test_two_domains_with_the_same_images_are_refused(tmp_path: Path) -> None:
     source = sites(tmp_path)
     for path in sorted((tmp_path / "site_a").rglob("*.png")):

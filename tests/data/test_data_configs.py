@@ -58,6 +58,7 @@ def test_every_data_file_builds_and_shows_every_field(name: str, tmp_path: Path)
     assert (CONF / "data" / f"{name}.yaml").read_text().startswith("# ")
     node["root"] = str(tmp_path)
     (tmp_path / "domain").mkdir()
+    (tmp_path / "domain" / "metadata.csv").write_text("path,label\n")
     source = build(node, "data")
     assert isinstance(source, DataSource)
     assert source.name == name

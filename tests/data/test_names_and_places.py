@@ -6,12 +6,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from data_makers import levels, write_classes, write_image
-from test_listings import ROWS, write_parquet, write_set
+from data_makers import levels, write_classes
 
 from common.data.folder import Folder
 from common.data.image_folders import ImageFolders
-from common.data.listings import read_list
 from common.data.names import name_key, split_of
 from common.data.office_caltech import OfficeCaltech
 from common.data.pacs import PACS
@@ -55,21 +53,10 @@ def test_a_device_is_not_given_another_domains_folder(kind: type[ImageFolders], 
     assert len(source.load(wanted, root=str(unnamed)).train) > 0, "a folder of any other name may be its own"
 
 
-@pytest.mark.parametrize("kind", ["class folders", "a list", "a saved set"])
-def test_folders_of_ones_own_follow_the_same_rule(kind: str, tmp_path: Path) -> None:
+def test_folders_of_ones_own_follow_the_same_rule(tmp_path: Path) -> None:
     root = tmp_path / "photo"
-    listing = ""
-    if kind == "class folders":
-        write_classes(root, {"cat": 5, "dog": 5})
-    elif kind == "a saved set":
-        write_set(root, ROWS)
-    else:
-        listing = "images.csv"
-        write_classes(root, {"cat": 5, "dog": 5})
-        lines = [f"cat/image_{number:03}.png,cat" for number in range(5)]
-        lines += [f"dog/image_{number:03}.png,dog" for number in range(5)]
-        (root / listing).write_text("path,label\n" + "\n".join(lines))
-    source = Folder(domains=("photo", "sketch"), classes=("cat", "dog"), image_size=8, root=str(root), listing=listing)
+    write_classes(root, {"cat": 5, "dog": 5})
+    source = Folder(domains=("photo", "sketch"), classes=("cat", "dog"), image_size=8, root=str(root))
     for domain in source.domains:
         with pytest.raises(DataError, match="is the folder of one domain: give the folder above it"):
             source.load(domain)
@@ -120,21 +107,6 @@ def test_two_spellings_of_a_class_at_two_sites_are_refused(one: str, other: str,
     assert repr(other) in str(told.value)
 
 
-def test_two_spellings_of_a_class_in_lists_are_refused(tmp_path: Path) -> None:
-    for site, label in (("site_a", "0"), ("site_b", "0.0")):
-        write_image(tmp_path / site / "a.png", 1)
-        (tmp_path / site / "images.csv").write_text(f"path,label\na.png,{label}\n")
-    with pytest.raises(DataError, match=r"'0' \(.*site_a/images.csv\) and '0.0' \(.*site_b/images.csv\)"):
-        _ = Folder(root=str(tmp_path), image_size=8, listing="images.csv").class_names
-
-
-def test_two_spellings_in_a_saved_set_and_a_folder_are_refused(tmp_path: Path) -> None:
-    write_set(tmp_path / "saved", ROWS)
-    write_classes(tmp_path / "site", {"Cat": 5, "dog": 5})
-    with pytest.raises(DataError, match="two spellings of one class"):
-        _ = Folder(root=str(tmp_path), image_size=8).class_names
-
-
 def test_two_spellings_among_named_classes_are_refused() -> None:
     with pytest.raises(ValueError, match="'cat' and 'Cat' are two spellings"):
         Folder(domains=("site",), classes=("cat", "Cat"))
@@ -164,62 +136,6 @@ def test_words_of_splits_count_in_any_case() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("column", "words"),
-    [
-        ("split", ("train", "test")),
-        ("Split", ("Train", "TEST")),
-        ("set", ("training", "val")),
-        ("Subset", ("train", "Validation")),
-        ("fold", ("train", "test")),
-        ("is_train", ("True", "False")),
-        ("is_train", ("1", "0")),
-        ("is_valid", ("no", "yes")),
-    ],
-)
-def test_a_lists_split_is_taken_by_whatever_name(
-    column: str, words: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number in range(4):
-        write_image(tmp_path / "site" / f"{number}.png", number)
-    rows = [f"{number}.png,cat,{words[number % 2]}" for number in range(4)]
-    (tmp_path / "site" / "images.csv").write_text(f"path,label,{column}\n" + "\n".join(rows))
-    with caplog.at_level(logging.WARNING):
-        domain = Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
-    assert (levels(domain.train), levels(domain.test)) == ([0, 2], [1, 3])
-    validation = words[1] in ("val", "Validation") or column == "is_valid"
-    assert ("the 2 validation images are scored" in caplog.text) == validation
-
-
-def test_parquet_lists_have_the_same_splits(tmp_path: Path) -> None:
-    write_parquet(tmp_path, {"path": ["a", "b"], "label": ["x", "y"], "is_train": [True, False]})
-    assert [item.part for item in read_list(tmp_path, "images.parquet")] == ["train", "test"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "row", "told"),
-    [
-        ("fold", "3", r"fold '3'; .*rename it"),
-        ("is_train", "perhaps", "is_train 'perhaps'"),
-        ("split,is_train", "train,1", "the columns split and is_train may both be the split"),
-    ],
-)
-def test_a_split_that_is_not_understood_is_refused(columns: str, row: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "images.csv").write_text(f"path,label,{columns}\na.png,cat,{row}\n")
-    with pytest.raises(DataError, match=told):
-        read_list(tmp_path, "images.csv")
-
-
-def test_what_a_list_holds_besides_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = "path,label,split,patient\na,x,train,7\nb,x,val,8\nc,x,test,9\n"
-    (tmp_path / "images.csv").write_text(lines)
-    with caplog.at_level(logging.WARNING):
-        found = read_list(tmp_path, "images.csv")
-    assert [item.part for item in found] == ["train", "test"]
-    assert "columns that are not read: patient" in caplog.text
-    assert "1 validation images are not read, since it has test images" in caplog.text
-
-
 def test_folders_of_splits_count_in_any_case_and_others_are_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,12 +162,3 @@ def test_a_root_of_splits_is_one_domain(tmp_path: Path, caplog: pytest.LogCaptur
     assert (len(domain.train), levels(domain.test)) == (8, [50, 51, 52, 53])
     assert "there are no test images, so those of val/ are scored" in caplog.text
     source.check_files()
-
-
-def test_splits_of_a_saved_set_count_in_any_case(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("Train", "test", "validation"):
-        write_set(tmp_path / "site" / name, ROWS)
-    (tmp_path / "site" / "dataset_dict.json").write_text('{"splits": ["Train", "test", "validation"]}')
-    with caplog.at_level(logging.WARNING):
-        assert len(Folder(root=str(tmp_path), image_size=8).load("site").train) == 6
-    assert "splits that are not read: validation" in caplog.text

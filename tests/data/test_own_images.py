@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from data_makers import levels, write_classes, write_image
+from data_makers import write_classes
 from PIL import Image
 
 from common.config import build, compose_config
@@ -116,60 +116,23 @@ def test_a_class_of_other_formats_alone_names_them(tmp_path: Path, monkeypatch: 
         _ = Folder(root=str(tmp_path), image_size=8).class_names
 
 
-def listed(tmp_path: Path, lines: str) -> Folder:
-    """Return a data set of one domain with a list, and flat images 0.png to 5.png in ``pictures``."""
-    for number in range(6):
-        write_image(tmp_path / "site" / "pictures" / f"{number}.png", number)
-    (tmp_path / "site" / "images.csv").write_text(lines, encoding="utf-8")
-    return Folder(root=str(tmp_path), image_size=8, listing="images.csv")
+# ---- HEIF ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_names_images_labels_and_splits(tmp_path: Path) -> None:
-    lines = "path,label,split\npictures/3.png,dog,train\npictures/1.png,cat,train\npictures/2.png,dog,test\n"
-    source = listed(tmp_path, lines)
-    assert source.class_names == ("cat", "dog")
-    domain = source.load("site")
-    assert (levels(domain.train), domain.train.labels.tolist()) == ([3, 1], [1, 0])
-    assert (levels(domain.test), domain.test.labels.tolist()) == ([2], [1])
-    own = Folder(domains=("site",), classes=("cat", "dog"), image_size=8, listing="images.csv")
-    assert levels(own.load("site", root=str(tmp_path / "site")).train) == [3, 1]
+def test_photos_of_phones_are_read_where_the_library_is_installed(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif", reason="the extra heif is not installed")
+    heif.register_heif_opener()
+    for number in range(2):
+        path = tmp_path / "site" / "cat" / f"{number}.HEIC"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (200, 200, 200)).save(path, format="HEIF")
+    images = Folder(root=str(tmp_path), image_size=8).load("site").train.images
+    assert (images.float() - 200).abs().max() <= 4
 
 
-def test_a_list_without_splits_is_divided_by_class(tmp_path: Path) -> None:
-    lines = "label,path\n" + "".join(f"{'cat' if n < 4 else 'dog'},pictures/{n}.png\n" for n in range(6))
-    source = listed(tmp_path, lines)
-    domain = source.load("site")
-    assert (levels(domain.train), levels(domain.test)) == ([0, 1, 2, 4], [3, 5])
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ("file,label\npictures/1.png,cat\n", "no column path"),
-        ("path,label\npictures/1.png,\n", "line 2: path 'pictures/1.png', label ''"),
-        ("path,label,split\npictures/1.png,cat,later\n", "split 'later'"),
-        ("path,label,split\npictures/1.png,cat,test\npictures/2.png,cat,\n", "every line a split"),
-        ("path,label\n../../other/1.png,cat\n../../other/2.png,cat\n", "outside"),
-        ("path,label\npictures/9.png,cat\npictures/8.png,cat\n", "cannot be read"),
-    ],
-    ids=["column", "label", "split", "some-splits", "outside", "missing"],
-)
-def test_a_list_that_is_wrong_is_named(tmp_path: Path, lines: str, told: str) -> None:
-    source = listed(tmp_path, lines)
-    (tmp_path.parent / "other").mkdir(exist_ok=True)
-    for number in (1, 2):
-        write_image(tmp_path.parent / "other" / f"{number}.png", number)
-    with pytest.raises(DataError, match=told):
-        source.load("site")
-
-
-def test_a_list_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    write_classes(tmp_path / "site", {"cat": 2})
-    with pytest.raises(DataError, match=r"images\.csv does not exist"):
-        Folder(root=str(tmp_path), image_size=8, listing="images.csv").load("site")
-
-
-def test_a_list_is_a_name_in_the_domains_folder(tmp_path: Path) -> None:
-    write_classes(tmp_path / "site", {"cat": 2})
-    with pytest.raises(ValueError, match="listing"):
-        Folder(root=str(tmp_path), image_size=8, listing="../images.csv")
+def test_photos_of_phones_are_counted_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "reads_heif", lambda: False)
+    (tmp_path / "site" / "cat").mkdir(parents=True)
+    (tmp_path / "site" / "cat" / "0.heic").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1 \.heic \(.*pip install .*\[heif\]'? reads them"):
+        assert Folder(root=str(tmp_path)).class_names

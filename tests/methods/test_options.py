@@ -36,7 +36,7 @@ OUT_OF_RANGE = {
     "i2pfl": "temperature=0.0 contrast=-1.0 alignment=-1.0 smoothing=1.0 smoothing=-0.1",
     "moon": "mu=-1.0 temperature=0.0",
     "per_fedavg": "inner_rate=-1.0 adapt_steps=-1",
-    "rucr": "temperature=0.0 contrast=-1.0 per_class=0 rebalance_epochs=-1 rebalance_rate=0.0",
+    "rucr": "temperature=0.0 contrast=-1.0 rebalance_epochs=-1 rebalance_rate=0.0",
     "scaffold": "server_learning_rate=0.0 control=1.5",
 }
 """By method, options that its class refuses; one option a word."""
@@ -62,7 +62,7 @@ OTHERS = {
     "fedsr": "fidelity=paper divergence=0.0",
     "i2pfl": "temperature=0.5 contrast=0.0 alignment=0.0 smoothing=0.0 reweight=false",
     "moon": "frozen_mode=train temperature=1.0",
-    "rucr": "temperature=0.15 contrast=0.9 per_class=100 rebalance_epochs=0 rebalance_rate=0.1",
+    "rucr": "temperature=0.15 contrast=0.9 rebalance_epochs=0 rebalance_rate=0.1",
 }
 """By method, options that change its result; one change a word."""
 

@@ -77,11 +77,11 @@ def test_prototypes_are_weighted_means_of_means_at_unit_length():
 
 
 def test_synthetic_features_are_mixtures(tmp_path):
-    local = exchange(tmp_path, per_class=40)
+    local = exchange(tmp_path)
     features = 5 * torch.eye(local.feature_size)[:3]  # at unit length each has a place of its own
     made = local.method.synthesise(features, local)
     mixed, labels = made["synthetic/features"], made["synthetic/labels"]
-    assert labels.tolist() == [0] * 40 + [2] * 40 + [3] * 40
+    assert labels.tolist() == [0] * 50 + [2] * 50 + [3] * 50
     rows = {label: local.prototypes.of_class(label)[0] for label in (0, 2, 3)}
     shares, chosen = [], []
     for row, label in zip(mixed, labels.tolist(), strict=True):
@@ -97,8 +97,9 @@ def test_synthetic_features_are_mixtures(tmp_path):
 
 
 @pytest.mark.parametrize("rebalance_epochs", [None, 3])
-def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, tmp_path):
-    local = exchange(tmp_path, rebalance_epochs=rebalance_epochs, rebalance_rate=0.05, per_class=11)
+def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, tmp_path, monkeypatch):
+    monkeypatch.setattr("strategies.rucr.PER_CLASS", 11)
+    local = exchange(tmp_path, rebalance_epochs=rebalance_epochs, rebalance_rate=0.05)
     made = local.method.synthesise(local.features()[0], local)
     head = local.model.head
     wanted = LinearNet(numbers(head.weight), head.bias.tolist(), 0.05, 0.0, 0.0)
@@ -140,7 +141,7 @@ def test_the_next_round_trains_on_the_rebalanced_classifier_and_the_averaged_bod
 
 
 def test_the_classifiers_batch_norm_keeps_its_statistics(tmp_path):
-    local = exchange(tmp_path, per_class=8)
+    local = exchange(tmp_path)
     local.method = replace(local.method, rebalance_rate=0.1)
     norm = torch.nn.BatchNorm1d(local.feature_size)
     local.model.head = torch.nn.Sequential(norm, torch.nn.Linear(local.feature_size, CLASSES)).train()

@@ -1,0 +1,125 @@
+"""What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from common.config import Count, Fraction, Names, check, checked
+from common.data.domain import DataSource, Duplicates
+from common.data.image_files import Reading, Resize
+from common.data.image_folders import Files, dropping, per_class_fraction
+from common.data.names import coinciding
+from common.errors import DataError, nearest
+
+
+@checked
+class OwnImages(DataSource):
+    """Base of the data sets of the user's own images.
+
+    Attributes:
+        classes: names of the classes, in label order; empty: the sorted union over all domains, which must then all be
+            present. On devices that hold one domain each, name the classes, so that all agree on the labels.
+        train_fraction: share of each class that is train where nothing says which images are, in (0, 1), rounded down,
+            but at least one image.
+        duplicates: what becomes of test images that are training images: see :data:`~.domain.Duplicates`.
+        broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
+            them out, counts and names them.
+        range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,
+            or 0 and 65535 of 16-bit images.
+        page: the page of a TIFF that is read, from 1.
+        resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
+            ``pad`` adds black to the shorter side.
+    """
+
+    own_images = True
+
+    domains: Names = ()
+    classes: Names = ()
+    train_fraction: Fraction = 0.8
+    duplicates: Duplicates = "warn"
+    broken: Literal["refuse", "skip"] = "refuse"
+    range: tuple[float, ...] = ()
+    page: Count = 1
+    resize: Resize = "squash"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordered = len(self.range) == 2 and self.range[0] < self.range[1]
+        check(
+            not self.range or ordered, f"range must be empty or [black, white], in this order; got {list(self.range)}"
+        )
+        if pair := coinciding(self.classes):
+            raise ValueError(f"classes: {pair[0]!r} and {pair[1]!r} are two spellings of one name; keep one of them")
+
+    @property
+    def test_follows_training(self) -> str:
+        """See :meth:`DataSource.test_follows_training`."""
+        if self.broken == "skip":
+            return "data.broken=skip"
+        return dropping(self.duplicates)
+
+    @property
+    def on_duplicates(self) -> Duplicates:
+        """``duplicates``."""
+        return self.duplicates
+
+    @property
+    def reading(self) -> Reading:
+        """``resize``, ``range``, ``page`` and ``broken``; images are turned upright."""
+        return Reading(self.resize, self.range, self.page, self.broken == "skip")
+
+    def sorted_classes(self, found: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the names of classes, sorted.
+
+        Args:
+            found: the place of each name, for the message.
+
+        Raises:
+            DataError: two are spellings of one name.
+        """
+        if pair := coinciding(found):
+            first, second = pair
+            raise DataError(
+                f"{self.name}: {first!r} ({found[first]}) and {second!r} ({found[second]}) are two spellings of one "
+                "class; give them one name. If they are two classes, give them names that differ in more than case, "
+                "space, hyphens and underscores"
+            )
+        return tuple(sorted(found))
+
+    def label_of(self, name: str, place: object) -> int:
+        """Return the label of a class name that was read from ``place``.
+
+        Raises:
+            DataError: it is none of the classes.
+        """
+        if name not in self.class_names:
+            raise DataError(f"{self.name}: {place}: {name!r} is no class; {nearest(name, self.class_names)}")
+        return self.class_names.index(name)
+
+    def check_parts(self, domain: str, place: object, train: Files, test: Files) -> None:
+        """Check that a domain has images of both splits.
+
+        Raises:
+            DataError: it has not.
+        """
+        if train and test:
+            return
+        missing = "images"
+        if train:
+            missing = "test images"
+        elif test:
+            missing = "train images"
+        raise DataError(f"{self.name}: domain {domain!r} in {place} has no {missing}. {self.layout()}")
+
+
+def leading(files: Files, fraction: float) -> tuple[Files, Files]:
+    """Return train and test by FedPall's rule with floor, but a class with one image is a training class."""
+    train, test = per_class_fraction(files, fraction, "floor")
+    trained = {label for _, label in train}
+    rest: Files = []
+    for item in test:
+        if item[1] in trained:
+            rest.append(item)
+        else:  # the first image of a class without training images
+            train.append(item)
+            trained.add(item[1])
+    return sorted(train, key=lambda item: (item[1], item[0])), rest

@@ -1,0 +1,397 @@
+"""Tables of the user's own images: CSV, Parquet, sets saved by Hugging Face's ``datasets``, and sets on its Hub."""
+
+import hashlib
+import os
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.config import check, checked
+from common.data.cache import cached, warn_once
+from common.data.domain import Domain, ImageSize
+from common.data.image_files import check_within, decode_each, kept_images, without_duplicates
+from common.data.image_folders import Files, decoded_domain, read_images
+from common.data.names import NO, SPLIT_FLAGS, YES, coinciding, name_key, split_of
+from common.data.own_images import OwnImages, leading
+from common.data.table_files import HUB_NAME, MAX_CELL, Columns, OpenTable, Row, encoded_images, is_table, open_table
+from common.errors import DataError, nearest
+
+_VERSION = 1  # raise when decoding changes
+
+ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
+"""What a drive or a share of Windows, or an address, begins with."""
+
+
+@checked
+class Table(OwnImages):
+    """A table with a row for each image: ``<root>/<path>``, with a column of domains, or ``<root>/<domain>/<path>``.
+
+    A CSV file, a Parquet file, a folder of Parquet files, an ImageFolder with ``metadata.csv`` or ``metadata.parquet``,
+    a folder of ``save_to_disk``, or a name of the Hugging Face Hub. Its splits, or a column of splits, say which images
+    are train and test; without, the leading ``train_fraction`` of each class is train. A table of one domain needs no
+    column of domains.
+
+    Attributes:
+        domains: names of the domains; empty: all of the table, or all folders under ``root`` that hold one.
+        path: the table, below ``root``; without a root, a path or a name of the Hub. Empty: the folder itself.
+        image: column of the images, or of their paths, which are relative to the table's folder; empty: the one of that
+            kind or name.
+        label: column of the classes; likewise.
+        domain: column of the domains; likewise, or none.
+        split: column of the splits, or of yes and no for ``is_train``; likewise, or none.
+    """
+
+    name: ClassVar[str] = "table"
+
+    image_size: ImageSize = 32
+    path: str = ""
+    image: str = ""
+    label: str = ""
+    domain: str = ""
+    split: str = ""
+
+    def __post_init__(self) -> None:
+        for key, value in placed({"root": self.root, "path": self.path}).items():
+            object.__setattr__(self, key, value)
+        texts = (self.path, self.image, self.label, self.domain, self.split)
+        check(all(len(text) <= MAX_CELL and "\0" not in text for text in texts), "path and columns: too long, or a NUL")
+        inside = not Path(self.path).is_absolute() and ".." not in Path(self.path).parts
+        check(self.root is None or inside, f"path: {self.path!r} must lie below data.root={self.root}")
+        if not self.domains:
+            object.__setattr__(self, "domains", self._found_domains())
+        super().__post_init__()
+
+    def _found_domains(self) -> tuple[str, ...]:
+        """Return the domains of a table, or the folders under the root that hold one."""
+        if self._is_shared():
+            table = self._open(self._whole(), shared=True)
+            if not table.columns.domain:
+                return (Path(self.path or self.root or "").stem,)
+            return tuple(sorted({row.domain for row in table.rows}))
+        root = Path(self.root or "")
+        found: list[str] = []
+        if self.root and root.is_dir():
+            found = [each.name for each in sorted(root.iterdir()) if is_table(each / self.path)]
+        if not found:
+            raise ValueError(f"{self._missing()}, or name the domains (data.domains=[a,b])")
+        return tuple(found)
+
+    def _missing(self) -> str:
+        place = self.path or "a table"
+        if self.root:
+            place = f"{self.root}/{self.path}"
+        return (
+            f"data.path: {place} is no table; set it to a CSV or Parquet file, a folder with metadata.csv, one of "
+            "save_to_disk, or a name of the Hugging Face Hub such as flwrlabs/pacs. Folders of classes are data=folder"
+        )
+
+    def layout(self) -> str:
+        """See :meth:`DataSource.layout`."""
+        return (
+            "Put a table there with the columns path, label and, optionally, domain and split, and set data.path to it."
+        )
+
+    # ---- places ------------------------------------------------------------------------------------------------------
+
+    def _whole(self) -> Path | str:
+        """Return the place of the table that holds all domains: a text is a name of the Hub."""
+        if self.root is not None:
+            return Path(self.root).expanduser().absolute() / self.path
+        if HUB_NAME.fullmatch(self.path) and not Path(self.path).exists():
+            return self.path
+        return Path(self.path).absolute()
+
+    def _is_shared(self) -> bool:
+        """Return whether there is a table at the root, which may hold several domains."""
+        whole = self._whole()
+        if isinstance(whole, str):
+            return True
+        return bool(self.path or self.root) and is_table(whole)
+
+    def _open(self, place: Path | str, *, shared: bool) -> OpenTable:
+        asked = Columns(self.image, self.label, self.domain, self.split)
+        site = None
+        if isinstance(place, Path):
+            site = Path(self.root or place.parent)
+        return open_table(place, asked, site, shared=shared)
+
+    def _table_of(self, domain: str) -> OpenTable:
+        """Return the table of a domain: its own, or that of all.
+
+        Raises:
+            DataError: there is none.
+        """
+        own = Path(self.root or "") / domain / self.path
+        if self.root and is_table(own):
+            return self._open(own, shared=False)
+        if not self._is_shared():
+            raise DataError(f"table: domain {domain!r}: {self._missing()}")
+        return self._open(self._whole(), shared=True)
+
+    def find_files(self, domain: str) -> None:
+        """See :meth:`DataSource.find_files`."""
+        if not isinstance(self._whole(), str):
+            self._table_of(domain)
+
+    def _root(self, root: str | None = None) -> str | None:
+        """Return the root that was given. Tables are no part of the folder of the public data sets."""
+        chosen = root or self.root
+        if not chosen:
+            return None
+        return str(Path(chosen).expanduser().absolute())
+
+    # ---- classes and rows --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """``classes``, or the sorted union of the labels of all domains.
+
+        Raises:
+            DataError: ``classes`` is empty, and a domain has no table.
+        """
+        if self.classes:
+            return self.classes
+        found: dict[str, str] = {}
+        for domain in self.domains:
+            table = self._table_of(domain)
+            names = table.names or [row.label for row in self._rows_of(table, domain, own=True)]
+            for name in names:
+                found.setdefault(name, table.name)
+        return self.sorted_classes(found)
+
+    def _rows_of(self, table: OpenTable, domain: str, *, own: bool) -> list[Row]:
+        """Return the rows of a domain.
+
+        Args:
+            table: its table.
+            domain: the domain.
+            own: whether a table without a column of domains may be its own.
+
+        Raises:
+            DataError: it has none, or the table does not say which rows are whose.
+        """
+        if not table.columns.domain:
+            several = len(self.domains) > 1 and not own
+            if several and self._is_shared():
+                raise DataError(
+                    f"table: {table.name} has no column of domains, so all of {', '.join(self.domains)} would be the "
+                    "same images: choose one by data.domain=, or give each domain a table of its own, "
+                    f"data.root={self.root}/<domain>/{self.path}"
+                )
+            return list(table.rows)
+        names = list(dict.fromkeys(row.domain for row in table.rows))
+        if pair := coinciding(names):
+            raise DataError(
+                f"table: {table.name}: the domains {pair[0]!r} and {pair[1]!r} are two spellings of one name"
+            )
+        found = [row for row in table.rows if row.domain == domain]
+        if not found:
+            raise DataError(
+                f"table: {table.name} has no rows of {domain!r} in {table.columns.domain!r}; {nearest(domain, names)}. "
+                "If another column has the domains, choose it by data.domain="
+            )
+        return found
+
+    def _read(self, domain: str) -> Domain:
+        return self._read_from(domain, own=False)
+
+    def _read_own(self, domain: str) -> Domain:
+        return self._read_from(domain, own=True)
+
+    def _read_from(self, domain: str, *, own: bool) -> Domain:
+        table = self._table_of(domain)
+        if own and not table.columns.domain and self._is_shared():
+            self._check_name(domain)
+        places = Places(table, Path(self.root or ""))
+        every: dict[str, Files] = {}
+        for row in self._rows_of(table, domain, own=own):
+            if not row.label:
+                raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
+            item = places.of(row), self.label_of(row.label, table.name)
+            every.setdefault(_part(table, row), []).append(item)
+        train, test = self._divided(table.name, every)
+        if table.encoded:
+            return self._decoded(domain, table, train, test)
+        base = Path(self.root or "")
+        places.check()
+        if self.duplicates == "drop":
+            test = without_duplicates(test, train, base)
+        self.check_parts(domain, table.name, train, test)
+        return read_images(domain, train, test, self.image_size, base, self.reading)
+
+    def _divided(self, name: str, every: dict[str, Files]) -> tuple[Files, Files]:
+        """Return the train and the test images of the images by split.
+
+        Raises:
+            DataError: some have a split and others none.
+        """
+        if every.keys() == {""}:
+            return leading(sorted(every[""]), self.train_fraction)
+        if "" in every:
+            raise DataError(f"table: {name}: {len(every[''])} rows have no split; give every row one, or none")
+        scored = "test"
+        validation = len(every.get("validation", ()))
+        if validation and scored in every:
+            warn_once(f"table: {name}: {validation} validation images are not read, since it has test images")
+        elif validation:
+            warn_once(f"table: {name}: there are no test images, so the {validation} validation images are scored")
+            scored = "validation"
+        return every.get("train", []), every.get(scored, [])
+
+    def _check_name(self, domain: str) -> None:
+        """Check that a device's folder is not named after another domain."""
+        root = Path(self.root or "")
+        for other in self.domains:
+            if other != domain and name_key(other) == name_key(root.name):
+                raise DataError(
+                    f"table: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
+                    f"{domain!r}, or {root.parent} with {domain!r} in it"
+                )
+
+    def _decoded(self, domain: str, table: OpenTable, train: Files, test: Files) -> Domain:
+        """Return a domain whose images are in its table."""
+        if self.duplicates == "drop":
+            digests = encoded_images(table, [_number(path) for path, _ in (*train, *test)]).digests
+            known = {digests[_number(path)] for path, _ in train}
+            test = [item for item in test if digests[_number(item[0])] not in known]
+        self.check_parts(domain, table.name, train, test)
+        numbers = [_number(path) for path, _ in (*train, *test)]
+        names = [f"{table.name}, {table.rows[number].where}" for number in numbers]
+        rows = hashlib.sha256(repr(numbers).encode()).hexdigest()
+        key = [
+            _VERSION,
+            "table",
+            self.image_size,
+            repr(self.reading),
+            table.name,
+            table.columns.image,
+            rows,
+            *table.key,
+        ]
+
+        def build() -> dict[str, Any]:
+            return decode_each(encoded_images(table, numbers), names, self.image_size, self.reading)
+
+        return decoded_domain(domain, train, test, *kept_images(cached("table-images", key, build), names))
+
+
+def placed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a table with its folder as the root, if its path leads to it from the present folder.
+
+    A path is relative to the folder where a run begins, not to that of another engine's process or of a later resume.
+    On a device, the root gives way to its data-dir.
+    """
+    path = data.get("path")
+    if data.get("root") is not None or not isinstance(path, str) or not path or "\0" in path or len(path) > MAX_CELL:
+        return data
+    place = Path(os.path.normpath(Path(path).expanduser().absolute()))
+    try:
+        found = place.exists()
+    except OSError:  # a name that is too long for the disk
+        found = False
+    if not found:
+        return data
+    return {**data, "root": str(place.parent), "path": place.name}
+
+
+class Places:
+    """Paths of a table's images, relative to the table's folder, or to the root if they are there.
+
+    Args:
+        table: the table.
+        root: folder that they must lie in.
+    """
+
+    def __init__(self, table: OpenTable, root: Path) -> None:
+        self.table, self.root = table, root
+        self.found: list[Path] = []
+
+    def of(self, row: Row) -> Path:
+        """Return the path of a row's image; of one that is in the table, a name that no other row has.
+
+        Raises:
+            DataError: it is no path below the root.
+        """
+        if self.table.encoded:
+            return Path(self.table.name) / f"row {row.number:08}"
+        where = f"table: {self.table.name}, {row.where}"
+        place = row.place
+        if not place or len(place) > MAX_CELL or any(len(os.fsencode(part)) > 255 for part in Path(place).parts):
+            raise DataError(f"{where}: {place[:100]!r} is no path of an image; write one relative to {row.base}")
+        if ELSEWHERE.match(place):
+            raise DataError(
+                f"{where}: {place!r} is a path of Windows or an address; copy the images to {row.base} and write paths "
+                "relative to it"
+            )
+        if "\\" in place and not (row.base / place).exists():
+            warn_once(f"table: {self.table.name}: its paths are of Windows; each \\ is read as /")
+            place = place.replace("\\", "/")
+        base = row.base
+        if not (base / place).exists() and (self.root / place).exists():
+            base = self.root
+        path = Path(os.path.normpath(base / place))
+        if not path.is_relative_to(self.root):
+            if path.resolve().is_relative_to(self.root.resolve()):
+                path = self.root / path.resolve().relative_to(self.root.resolve())
+            else:
+                raise DataError(f"{where}: {place} leads to {path}, outside {self.root}; {self._allowed()}")
+        self.found.append(path)
+        return path
+
+    def check(self) -> None:
+        """Check that some images exist, and that no link leads out of the root.
+
+        Raises:
+            DataError: none exists, or a link does.
+        """
+        if self.found and not any(path.exists() for path in self.found):
+            raise DataError(
+                f"table: {self.table.name}: none of its {len(self.found):,} images exists, such as {self.found[0]}; "
+                f"paths are relative to its own folder, or to data.root={self.root}: move it to the folder that they "
+                "are relative to"
+            )
+        try:
+            check_within(self.found, self.root)
+        except DataError as error:
+            raise DataError(f"table: {self.table.name}: {error}, or {self._allowed()}") from error
+
+    def _allowed(self) -> str:
+        table = Path(self.table.name)
+        return (
+            "set data.root to a folder that holds the table and the images, and data.path to the table's place in it, "
+            f"such as data.root={table.parent.parent} data.path={table.parent.name}/{table.name}"
+        )
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("row "))
+
+
+def _part(table: OpenTable, row: Row) -> str:
+    """Return the split of a row: ``train``, ``test``, ``validation`` or empty.
+
+    Raises:
+        DataError: the word is none of a split.
+    """
+    word = row.split
+    if not word.strip():
+        return ""
+    flag = SPLIT_FLAGS.get(name_key(table.columns.split))
+    answer = name_key(word)
+    if flag is not None and not split_of(word) and answer in YES | NO:
+        if answer in YES:
+            return flag
+        if flag == "train":
+            return "test"
+        return "train"
+    part = split_of(word)
+    if not part and not table.columns.split:
+        warn_once(f"table: {table.name}: the images of {word!r} are not read, since it is no train, test or validation")
+        return "unread"
+    if not part:
+        raise DataError(
+            f"table: {table.name}, {row.where}: {word!r} in {table.columns.split!r} is no split; write train, test, "
+            "validation or nothing. If the column is none of splits, rename it, or choose another by data.split="
+        )
+    return part

@@ -1,0 +1,484 @@
+"""Tables of one's own images: CSV, Parquet, saved sets and the Hub; guesses are said, and labels follow names."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from data_makers import levels, write_image
+from PIL import Image
+from table_makers import CLASSES, ROWS, encoded, make_set, write_list, write_parquet, write_set, write_splits
+
+from common.data import cache
+from common.data import domain as domain_module
+from common.data.inspection import inspect
+from common.data.table import Table
+from common.errors import ConfigError, DataError
+from common.settings import load_settings
+
+LISTED = "path,label,split\npictures/3.png,dog,train\npictures/1.png,cat,train\npictures/2.png,dog,test\n"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_warnings() -> None:
+    cache.warn_once.cache_clear()
+
+
+def table(place: Path, **fields: Any) -> Table:
+    return Table(path=str(place), image_size=8, **fields)
+
+
+# ---- each kind -------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_names_images_labels_and_splits(tmp_path: Path) -> None:
+    source = table(write_list(tmp_path / "clinic.csv", LISTED))
+    assert (source.domains, source.class_names) == (("clinic",), CLASSES)
+    domain = source.load("clinic")
+    assert (levels(domain.train), domain.train.labels.tolist()) == ([3, 1], [1, 0])
+    assert (levels(domain.test), domain.test.labels.tolist()) == ([2], [1])
+    assert domain.test_files == (tmp_path / "pictures" / "2.png",)
+
+
+def test_a_list_without_splits_is_divided_by_class(tmp_path: Path) -> None:
+    lines = "label,path\n" + "".join(f"{'cat' if n < 4 else 'dog'},pictures/{n}.png\n" for n in range(6))
+    domain = table(write_list(tmp_path / "site.csv", lines)).load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 1, 2, 4], [3, 5])
+
+
+def test_a_saved_set_without_splits_is_divided_by_class(tmp_path: Path) -> None:
+    source = table(write_set(tmp_path / "site"), train_fraction=0.7)
+    domain = source.load("site")
+    assert source.class_names == CLASSES
+    assert (levels(domain.train), domain.train.labels.tolist()) == ([10, 30, 20, 40], [0, 0, 1, 1])
+    assert levels(domain.test) == [50, 60]
+
+
+def test_a_saved_set_with_splits_keeps_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = write_splits(tmp_path / "site", Train=ROWS, validation=[(70, 1), (10, 0)])
+    with caplog.at_level(logging.WARNING):
+        domain = table(place).load("site")
+    assert levels(domain.train) == [10, 20, 30, 40, 50, 60]
+    assert levels(domain.test) == [70, 10]
+    assert "the 2 validation images are scored" in caplog.text
+    assert levels(table(place, duplicates="drop").load("site").test) == [70], "the other test image is a training image"
+
+
+def test_a_set_with_a_single_split_is_divided(tmp_path: Path) -> None:
+    """``flwrlabs/pacs`` has only the split train."""
+    domain = table(write_splits(tmp_path / "site", train=ROWS), train_fraction=0.7).load("site")
+    assert (len(domain.train), len(domain.test)) == (4, 2)
+
+
+def test_splits_that_are_not_read_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = write_splits(tmp_path / "site", train=ROWS, test=[(70, 1)], validation=[(80, 0)], extra=[(90, 0)])
+    with caplog.at_level(logging.WARNING):
+        assert levels(table(place).load("site").test) == [70]
+    assert "the images of 'extra' are not read" in caplog.text
+    assert "1 validation images are not read, since it has test images" in caplog.text
+
+
+def test_a_parquet_file_holds_images_or_paths(tmp_path: Path) -> None:
+    make_set(ROWS).to_parquet(tmp_path / "images.parquet")
+    write_list(tmp_path / "list.csv", "")
+    paths = [f"pictures/{number}.png" for number in range(4)]
+    write_parquet(tmp_path / "list.parquet", {"path": paths, "label": [0, 1, 0, 1]})
+    assert levels(table(tmp_path / "images.parquet", train_fraction=0.7).load("images").test) == [50, 60]
+    source = table(tmp_path / "list.parquet", train_fraction=0.5)
+    assert source.class_names == ("0", "1")
+    assert levels(source.load("list").train) == [0, 1]
+
+
+def test_a_folder_of_parquet_files_has_splits_by_their_names(tmp_path: Path) -> None:
+    for name, rows in (("train-00000-of-00002", ROWS[:3]), ("train-00001-of-00002", ROWS[3:]), ("test", [(70, 0)])):
+        (tmp_path / "site" / "data").mkdir(parents=True, exist_ok=True)
+        make_set(rows).to_parquet(tmp_path / "site" / "data" / f"{name}.parquet")
+    domain = table(tmp_path / "site").load("site")
+    assert (sorted(levels(domain.train)), levels(domain.test)) == ([10, 20, 30, 40, 50, 60], [70])
+    make_set(ROWS, classes=("dog", "cat")).to_parquet(tmp_path / "site" / "data" / "train-00001-of-00002.parquet")
+    with pytest.raises(DataError, match="has other columns or classes than"):
+        table(tmp_path / "site")
+
+
+def test_an_image_folder_with_metadata(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_list(
+            tmp_path / "site" / part / "metadata.csv", "file_name,label\npictures/0.png,cat\npictures/1.png,dog\n"
+        )
+    domain = table(tmp_path / "site").load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 1], [0, 1])
+
+
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 8))
+    image.paste((255, 255, 255), (8, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    image.save(stream, "PNG", exif=exif)
+    found = make_set(ROWS).map(lambda row: {"image": {"bytes": stream.getvalue(), "path": None}})
+    found.cast(make_set(ROWS).features).save_to_disk(tmp_path / "site")
+    first = table(tmp_path / "site").load("site").train.images[0]
+    assert (first[0, 0].max(), first[0, 7].min()) == (0, 255)
+
+
+def test_values_that_become_black_are_refused_in_a_saved_set(tmp_path: Path) -> None:
+    def as_float(row: dict[str, Any], index: int) -> dict[str, Any]:
+        stream = io.BytesIO()
+        values = np.random.default_rng(index).uniform(0, 1, (8, 8)).astype(np.float32)
+        Image.fromarray(values).save(stream, "TIFF")
+        return {"image": {"bytes": stream.getvalue(), "path": None}}
+
+    found = make_set(ROWS).map(as_float, with_indices=True)
+    found.cast(make_set(ROWS).features).save_to_disk(tmp_path / "site")
+    with pytest.raises(DataError, match=r"data\.range=\[0,1\]"):
+        table(tmp_path / "site").load("site")
+    assert table(tmp_path / "site", range=(0.0, 1.0)).load("site").train.images.float().std() > 32
+
+
+# ---- domains ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_of_domains_makes_domains(tmp_path: Path) -> None:
+    place = write_set(tmp_path / "all", ROWS, domain=["photo", "sketch"] * 3, image_id=list("abcdef"))
+    source = table(place)
+    assert source.domains == ("photo", "sketch")
+    assert sorted(levels(source.load("photo").train) + levels(source.load("photo").test)) == [10, 30, 50]
+    with pytest.raises(DataError, match="did you mean 'sketch'"):
+        table(place, domains=("skech",)).load("skech")
+
+
+def test_each_domain_may_have_a_table_of_its_own(tmp_path: Path) -> None:
+    write_set(tmp_path / "a", [(10, 0), (20, 1), (30, 0), (40, 1)])
+    write_set(tmp_path / "b", [(50, 0), (60, 1), (70, 0), (80, 1)], classes=("dog", "cat"))
+    source = Table(root=str(tmp_path), image_size=8)
+    assert (source.domains, source.class_names) == (("a", "b"), CLASSES)
+    assert source.load("b").train.labels.tolist() == [0, 1], "labels follow the names, not the order of the site"
+    assert levels(source.load("b").train) == [60, 50]
+    write_list(tmp_path / "lists" / "a" / "images.csv", LISTED)
+    write_list(tmp_path / "lists" / "b" / "images.csv", LISTED.replace("dog", "bird"))
+    source = Table(root=str(tmp_path / "lists"), path="images.csv", image_size=8)
+    assert source.class_names == ("bird", "cat", "dog")
+    assert source.load("b").train.labels.tolist() == [0, 1]
+
+
+def test_one_table_does_not_serve_as_every_domain(tmp_path: Path) -> None:
+    source = table(write_set(tmp_path / "all"), domains=("photo", "sketch"), classes=CLASSES)
+    for domain in source.domains:
+        with pytest.raises(DataError, match="has no column of domains, so all of photo, sketch would be the same"):
+            source.load(domain)
+
+
+def test_two_spellings_of_a_domain_are_refused(tmp_path: Path) -> None:
+    place = write_set(tmp_path / "all", ROWS, domain=["Real World", "real_world"] * 3)
+    with pytest.raises(DataError, match="two spellings of one name"):
+        table(place).load("Real World")
+
+
+@pytest.mark.parametrize("kind", ["a list", "a saved set", "one table for all"])
+def test_a_device_reads_its_table_as_a_simulation_does(kind: str, tmp_path: Path) -> None:
+    path = "images.csv"
+    if kind == "a saved set":
+        path = ""
+        write_set(tmp_path / "photo")
+    elif kind == "a list":
+        write_list(tmp_path / "photo" / path, LISTED)
+    else:
+        lines = LISTED.replace("split\n", "split,domain\n").replace("train\n", "train,photo\n")
+        write_list(
+            tmp_path / "photo" / path, lines.replace("test\n", "test,photo\n") + "pictures/9.png,cat,test,sketch\n"
+        )
+    source = Table(domains=("photo", "sketch"), classes=CLASSES, path=path, image_size=8)
+    found = source.load("photo", root=str(tmp_path / "photo"))
+    if kind != "one table for all":
+        simulated = Table(root=str(tmp_path), path=path, image_size=8).load("photo")
+        assert (levels(found.train), levels(found.test)) == (levels(simulated.train), levels(simulated.test))
+        with pytest.raises(DataError, match="is the folder of photo, and 'sketch' is wanted"):
+            source.load("sketch", root=str(tmp_path / "photo"))
+    assert len(found.train)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../photo/images.csv"])
+def test_a_server_names_no_table_outside_a_devices_folder(path: str, tmp_path: Path) -> None:
+    write_list(tmp_path / "photo" / "images.csv", LISTED)
+    with pytest.raises((ConfigError, ValueError, DataError), match=r"must lie below data.root|no table"):
+        Table(domains=("ward",), path=path).load("ward", root=str(tmp_path))
+
+
+def test_a_path_is_relative_to_the_folder_where_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_list(tmp_path / "site.csv", LISTED)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(["data=table", "data.path=site.csv"])
+    monkeypatch.chdir("/")
+    assert settings.raw["data"]["root"] == str(tmp_path)
+    assert len(settings.data.load("site").train) == 2
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_guessed_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = write_set(tmp_path / "all", ROWS, domain=["photo", "sketch"] * 3, patient=list("abcdef"))
+    with caplog.at_level(logging.WARNING):
+        table(place).load("photo")
+        table(place).load("sketch")
+    assert caplog.text.count("columns are taken as data.image=image data.label=label data.domain=domain") == 1
+    assert "columns that are not read: patient" in caplog.text
+
+
+def test_several_columns_of_labels_are_a_choice(tmp_path: Path) -> None:
+    found = make_set(ROWS).add_column("fine", [0, 1, 2, 3, 0, 1])
+    found = found.rename_column("label", "coarse").cast_column("fine", datasets.ClassLabel(names=list("wxyz")))
+    found.save_to_disk(tmp_path / "site")
+    with pytest.raises(DataError, match=r"coarse and fine may both be the label; choose one: data\.label=coarse"):
+        table(tmp_path / "site")
+    assert table(tmp_path / "site", label="fine").class_names == tuple("wxyz")
+
+
+def test_a_column_of_several_labels_is_none(tmp_path: Path) -> None:
+    found = make_set(ROWS).add_column("labels", [[0, 1]] * 6)
+    found.save_to_disk(tmp_path / "site")
+    assert table(tmp_path / "site").class_names == CLASSES
+    with pytest.raises(DataError, match="'labels' holds no single text or number"):
+        table(tmp_path / "site", label="labels")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label": "labl"}, "no column 'labl'; did you mean 'label'"),
+        ({"image": "label"}, "no column is known to be the label"),
+        ({"domain": "image"}, "no column is known to be the image"),
+    ],
+    ids=["mistyped", "labels as images", "images as domains"],
+)
+def test_a_column_that_cannot_be_meant_is_refused(fields: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        table(write_set(tmp_path / "site"), **fields).load("site")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("split", ("train", "test")),
+        ("Split", ("Train", "TEST")),
+        ("set", ("training", "val")),
+        ("Subset", ("train", "Validation")),
+        ("fold", ("train", "test")),
+        ("is_train", ("True", "False")),
+        ("is_train", ("1", "0")),
+        ("is_valid", ("no", "yes")),
+    ],
+)
+def test_a_lists_split_is_taken_by_whatever_name(
+    column: str, words: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f"pictures/{number}.png,cat,{words[number % 2]}" for number in range(4)]
+    place = write_list(tmp_path / "site.csv", f"path,label,{column}\n" + "\n".join(rows))
+    with caplog.at_level(logging.WARNING):
+        domain = table(place).load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 2], [1, 3])
+    validation = words[1] in ("val", "Validation") or column == "is_valid"
+    assert ("the 2 validation images are scored" in caplog.text) == validation
+
+
+def test_parquet_has_the_same_splits(tmp_path: Path) -> None:
+    write_list(tmp_path / "list.csv", "")
+    cells = {"path": ["pictures/0.png", "pictures/1.png"], "label": ["x", "x"], "is_train": [True, False]}
+    domain = table(write_parquet(tmp_path / "list.parquet", cells)).load("list")
+    assert (levels(domain.train), levels(domain.test)) == ([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            "file,name\npictures/1.png,cat\n",
+            "no column is known to be the label; choose one by data.label=, of file, name",
+        ),
+        ("path,label\npictures/1.png,\n", "row 1: no label"),
+        ("path,label\n,cat\n", "row 1: '' is no path"),
+        ("path,label,split\npictures/1.png,cat,later\n", "row 1: 'later' in 'split' is no split"),
+        ("path,label,fold\npictures/1.png,cat,3\n", "'3' in 'fold' is no split; .*rename it"),
+        ("path,label,is_train\npictures/1.png,cat,perhaps\n", "'perhaps' in 'is_train'"),
+        ("path,label,split,is_train\npictures/1.png,cat,train,1\n", "split and is_train may both be the split"),
+        ("path,label,split\npictures/1.png,cat,test\npictures/2.png,cat,\n", "1 rows have no split"),
+        ("path,label\n../other/1.png,cat\n../other/2.png,cat\n", r"outside .*; set data.root to a folder that holds"),
+        ("path,label\npictures/9.png,cat\npictures/8.png,cat\n", "none of its 2 images exists.*move it"),
+        ("path,label\npictures/1.png,cat\npictures/8.png,cat\n", "cannot be read"),
+        ("path,label\nC:\\pictures\\1.png,cat\n", "is a path of Windows or an address"),
+        ("path,label\nhttps://example.org/1.png,cat\n", "is a path of Windows or an address"),
+        ("path,label,label\npictures/1.png,cat,dog\n", "has 2 columns 'label'"),
+    ],
+    ids=[
+        *("no columns", "no label", "no path", "another split", "a fold", "a flag", "two splits", "some splits"),
+        *("outside", "missing", "one is missing", "a drive", "an address", "a column twice"),
+    ],
+)
+def test_a_list_that_is_wrong_is_named(lines: str, message: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_image(tmp_path / "other" / f"{number}.png", number)
+    with pytest.raises(DataError, match=message):
+        table(write_list(tmp_path / "lists" / "site.csv", lines), classes=("cat", "dog")).load("site")
+
+
+def test_what_the_message_about_another_folder_advises_works(tmp_path: Path) -> None:
+    write_list(tmp_path / "images.csv", "")
+    lines = "path,label\n../pictures/1.png,cat\n../pictures/2.png,cat\n"
+    place = write_list(tmp_path / "lists" / "site.csv", lines, images=0)
+    with pytest.raises(DataError, match=f"data.root={tmp_path} data.path=lists/site.csv"):
+        table(place).load("site")
+    for text in (lines, lines.replace("../", "")):  # relative to the table's folder, or to the root
+        place.write_text(text)
+        found = Table(root=str(tmp_path), path="lists/site.csv", image_size=8).load("site")
+        assert (levels(found.train), levels(found.test)) == ([1], [2])
+
+
+def test_windows_separators_and_other_separators_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        lines = "path,label\npictures\\1.png,cat\npictures\\2.png,cat\n".replace(",", separator)
+        with caplog.at_level(logging.WARNING):
+            assert levels(table(write_list(tmp_path / f"{name}.csv", lines)).load(name).train) == [1]
+        assert f"separated by {name}" in caplog.text
+    assert "its paths are of Windows" in caplog.text
+
+
+def test_labels_of_a_list_are_texts_as_they_are_written(tmp_path: Path) -> None:
+    lines = "path,label\npictures/1.png,NA\npictures/2.png,NA\npictures/3.png,007\npictures/4.png,007\n"
+    assert table(write_list(tmp_path / "site.csv", lines)).class_names == ("007", "NA")
+
+
+@pytest.mark.parametrize("pair", [("0", "0.0"), ("cat", "Cat"), ("alarm clock", "alarm_clock"), ("1", "01")])
+def test_two_spellings_of_a_class_are_refused(pair: tuple[str, str], tmp_path: Path) -> None:
+    for site, label in zip("ab", pair, strict=True):
+        write_list(tmp_path / site / "images.csv", f"path,label\npictures/1.png,{label}\n")
+    with pytest.raises(DataError, match=r"a/images.csv\) and .*b/images.csv\) are two spellings of one class"):
+        _ = Table(root=str(tmp_path), path="images.csv", image_size=8).class_names
+
+
+def test_a_label_that_is_no_class_is_told_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'dog' is no class; did you mean 'dogs'"):
+        table(write_list(tmp_path / "site.csv", LISTED), classes=("cat", "dogs")).load("site")
+
+
+# ---- copies, broken images, the cache --------------------------------------------------------------------------------
+
+
+def test_copies_and_two_labels_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = write_splits(tmp_path / "site", train=ROWS, test=[(10, 0), (70, 1)])
+    source = table(place)
+    with caplog.at_level(logging.WARNING):
+        inspect(source, source.domains)
+    assert "1 test images are also training images" in caplog.text
+    with pytest.raises(DataError, match="also training images"):
+        inspect(table(place, duplicates="refuse"), ("site",))
+    lines = "path,label,split\npictures/0.png,cat,train\npictures/0.png,dog,test\npictures/1.png,dog,train\n"
+    source = table(write_list(tmp_path / "two.csv", lines))
+    with pytest.raises(DataError, match="1 images have two labels"):
+        inspect(source, source.domains)
+
+
+def test_broken_images_are_named_at_once_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = make_set(ROWS * 2).map(
+        lambda row, n: {"image": {"bytes": b"no" if n < 2 else encoded(n), "path": None}}, with_indices=True
+    )
+    found.cast(make_set(ROWS).features).save_to_disk(tmp_path / "site")
+    with pytest.raises(DataError, match=r"2 files are not images.*site, row 1 .*site, row 2 "):
+        table(tmp_path / "site").load("site")
+    with caplog.at_level(logging.WARNING):
+        domain = table(tmp_path / "site", broken="skip").load("site")
+    assert len(domain.train) + len(domain.test) == 10
+    assert "2 files are no images and are skipped" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_the_cache_follows_the_table(kind: str, tmp_path: Path) -> None:
+    def write(rows: list[tuple[int, int]]) -> Table:
+        place = tmp_path / "site"
+        if kind == "parquet":
+            place = tmp_path / "site.parquet"
+            make_set(rows).to_parquet(place)
+        else:
+            (tmp_path / "site").mkdir(exist_ok=True)
+            make_set(rows).save_to_disk(place)
+        return table(place, train_fraction=0.7)
+
+    first = write(ROWS).load("site")
+    assert levels(first.test) == [50, 60]
+    domain_module._load.cache_clear()  # as in another process
+    again = write([(level + 100, 1 - label) for level, label in ROWS]).load("site")
+    assert (levels(again.test), again.test.labels.tolist()) == ([160, 150], [0, 1])
+
+
+# ---- the Hub, and without the library --------------------------------------------------------------------------------
+
+
+def test_a_set_of_the_hub_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns, kinds and the single split of ``flwrlabs/pacs``."""
+    asked: list[tuple[Any, ...]] = []
+
+    def load(*names: Any, **options: Any) -> datasets.DatasetDict:
+        asked.append((names, options))
+        return datasets.DatasetDict({"train": make_set(ROWS * 2, domain=["photo"] * 6 + ["sketch"] * 6)})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    source = Table(path="made-up/pacs", image_size=8, train_fraction=0.7)
+    assert (source.domains, source.class_names) == (("photo", "sketch"), CLASSES)
+    assert levels(source.load("sketch").test) == [50, 60]
+    assert asked == [(("made-up/pacs",), {})], "asked once, and for no code"
+
+
+def test_the_hub_without_a_network_says_what_to_do(tmp_path: Path) -> None:
+    code = "from common.data.table import Table; Table(path='flwrlabs/pacs')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "DataError: table: flwrlabs/pacs is no file or folder here" in done.stderr
+    assert "save_to_disk('saved')" in done.stderr
+
+
+def test_a_table_needs_no_network(tmp_path: Path) -> None:
+    """``load_dataset`` of ``datasets`` asks a server in the network even for a local CSV file."""
+    make_set(ROWS).to_parquet(tmp_path / "a.parquet")
+    write_set(tmp_path / "b")
+    write_list(tmp_path / "c.csv", LISTED)
+    code = f"""
+import socket, sys
+def refuse(*rest, **options):
+    print("asked", rest[:1])
+    raise OSError("no network")
+socket.getaddrinfo = refuse
+from common.data.table import Table
+for name in ("a.parquet", "b", "c.csv"):
+    source = Table(path="{tmp_path}/" + name, image_size=8)
+    source.load(source.domains[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_importing_the_table_imports_no_library() -> None:
+    code = "import sys, common.data.table, common.settings; print({'datasets', 'pyarrow', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_without_its_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_list(tmp_path / "site.csv", LISTED)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install .*\[table\]"):
+        table(place)
+
+
+def test_no_table_says_what_one_is(tmp_path: Path) -> None:
+    for fields in ({}, {"path": "none.csv"}, {"path": "none/list.csv"}, {"root": str(tmp_path)}):
+        with pytest.raises(Exception, match=r"is no table; set it to a CSV or Parquet file.*data=folder"):
+            Table(**fields)  # type: ignore[arg-type]
