@@ -256,6 +256,9 @@ def _is_record(content: Any) -> bool:
     for group in ("method", "data", "protocol", "model", "train", "rounds", "choices"):
         if not isinstance(content.get(group), dict):
             return False
+    for group in ("views", "aggregation", "own_metric", "privacy", "engine", "tracker"):
+        if not isinstance(content.get(group), dict | None):
+            return False
     for number in (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds")):
         if not isinstance(number, int):
             return False

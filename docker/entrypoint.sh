@@ -91,8 +91,9 @@ proxy)
     sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|${1:-127.0.0.1}:${superlink##*:}|" \
       -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" -e "s|@CERTIFICATES@|$certificates/server|" \
       -e "s|@TEMPORARY@|$temporary|" -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
-      -e "s|@POLLS@|$polls|" -e "s|@WAITING@|$((polls * 20))|" \
-      -e "s|@ADDRESS_POLLS@|$(((polls + 1) / 2))|" -e "s|@ADDRESS_WAITING@|$(((polls + 1) / 2 * 20))|" \
+      -e "s|@RESERVED_POLLS@|$((polls * 15))|" -e "s|@RESERVED_BURST@|$((polls * 4))|" \
+      -e "s|@SHARED_POLLS@|$((polls * 45))|" -e "s|@SHARED_WAITING@|$((polls * 15))|" \
+      -e "s|@ADDRESS_POLLS@|$((polls * 30))|" -e "s|@ADDRESS_WAITING@|$((polls * 10))|" \
       "${GOLDFINCH_PROXY_CONFIGURATION:-/opt/goldfinch/proxy/nginx.conf}" >"$temporary/nginx.conf"
   }
   watch() { # PROCESS ADDRESS: nginx reads its configuration again every PATIENCE seconds (see nginx.conf), and at once
@@ -113,6 +114,7 @@ proxy)
   }
   address=$(look_up)
   configure "$address"
+  rm -f "$temporary/shared.sock" # of an nginx that was killed
   (watch $$ "$address" &) # $$ is nginx from here on; the loop, no child of its, ends after it
   exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
   ;;

@@ -71,8 +71,18 @@ class ReplyLine(TypedDict):
     seconds_train: NotRequired[Finite]
     seconds_save: NotRequired[Finite]
     bytes_down: NotRequired[Integer]
+    bytes_down_weights: NotRequired[Integer]
+    bytes_down_prototypes: NotRequired[Integer]
+    bytes_down_extra: NotRequired[Integer]
+    bytes_down_header: NotRequired[Integer]
     bytes_up: NotRequired[Integer]
+    bytes_up_weights: NotRequired[Integer]
+    bytes_up_prototypes: NotRequired[Integer]
+    bytes_up_extra: NotRequired[Integer]
+    bytes_up_header: NotRequired[Integer]
     peak_bytes: NotRequired[Integer]
+    releases: NotRequired[Integer]
+    randomness: NotRequired[Text]
 
 
 class MeasureShape(TypedDict):

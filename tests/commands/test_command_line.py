@@ -476,6 +476,32 @@ def test_a_table_is_shown_without_importing_torch(form: str, tmp_path: Path) -> 
     assert "average" in done.stdout
 
 
+WATCHING = """
+import sys
+from pathlib import Path
+import server.flower.submit as submit
+from server.cli import main
+
+class Followed(submit.SubmittedRun):
+    def follow(self, log):
+        return "finished:completed", ""
+
+submit.check_connection = lambda path, name: None
+submit.start_run = lambda *_: Followed("1", [], {}, Path())
+code = main(["run", "engine=superlink", "output=run"])
+large = {"torchvision", "flwr", "ray", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "optuna", "opacus"}
+large |= {"datasets", "onnx", "tensorboard", "sympy", "grpc"}
+print(code, *sorted(large & set(sys.modules)))
+"""
+
+
+def test_a_terminal_that_watches_imports_nothing_large_but_torch(tmp_path: Path) -> None:
+    """The settings are checked before a run is submitted, and their classes need torch."""
+    words = [sys.executable, "-c", WATCHING]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "0", done.stderr
+
+
 @pytest.mark.parametrize("words", [["list"], ["list", "method"], ["report", "--help"], ["table", "--help"]])
 def test_lists_and_help_do_not_import_torch(words: list[str]) -> None:
     command = (

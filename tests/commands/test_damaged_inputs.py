@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -15,13 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
-from support.faults import small_disk
+from support.faults import small_disk, trials
 
 from common import choices
 from server.cli import main
 from server.commands.program import TRACEBACK
 from server.run.checkpoint import Checkpoint, Checkpoints
+from server.run.history import REPLY_COLUMNS
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 LIMIT = 120
@@ -40,7 +44,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a pipe": lambda path: os.mkfifo(path),
 }
 REPLACED = ("missing", "a folder", "a pipe")
-FILES = ("config.yaml", "summary.json", "scores.jsonl", "replies.jsonl", "events.jsonl", "code.json", "checkpoint")
+RECORDS = ("config.yaml", "summary.json", "scores.jsonl", "replies.jsonl", "events.jsonl", "code.json")
+FILES = (*RECORDS, "checkpoint", "prototypes")
 COMMANDS = {
     "table": ["table", "RUN"],
     "report": ["report", "RUN"],
@@ -124,6 +129,146 @@ def test_a_damaged_run_folder_gives_a_message(
         damage(name, folder / file)
         replaced = {"RUN": str(folder), "OUT": str(tmp_path / file / "out.png")}
         check([replaced.get(word, word) for word in COMMANDS[command]], capsys)
+
+
+VALUES: tuple[object, ...] = (
+    *(None, True, -1, 0, 2**80, 1e308, float("nan"), float("inf"), "", "x", "\x1b[2J\u202e", "\0", "a" * 5000),
+    *([], [1], [None], {}, {"a": {"b": []}}, "../../elsewhere", "/etc/passwd", [[[]]], ["x"] * 1000, "1e999", -0.5),
+)
+"""What a value of a record is replaced by."""
+
+READERS = {
+    "table": ["table", "RUN"],
+    "classes": ["table", "RUN", "--classes", "--format", "csv", "--output", "OUT.csv"],
+    "validated table": ["table", "RUN", "--rule", "validated", "--metric", "macro_f1", "--output", "OUT.md"],
+    "report": ["report", "RUN", "--output", "OUT.html"],
+    "csv": ["report", "RUN", "--csv"],
+    "convergence": ["figure", "convergence", "RUN", "--output", "OUT.png"],
+    "bars": ["figure", "bars", "RUN", "--output", "OUT.png"],
+    "prototypes": ["figure", "prototypes", "RUN", "--by", "pca", "--samples", "4", "--output", "OUT.png"],
+    "export": ["export", "RUN", "--to", "OUT"],
+    "resume": ["resume", "RUN", "--quiet"],
+    "resume further": ["resume", "RUN", "--quiet", "train.rounds=2"],
+    "sweep": ["sweep", "method=fedavg", "seed=0", *TINY, "--output", "RUN"],
+}
+"""Commands that read a run's folder."""
+
+
+def places_in(value: Any) -> list[tuple[Any, Any]]:
+    """Return each container in ``value`` with each of its keys."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(value, (dict, list)):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        for key in keys:
+            found.append((value, key))
+            found += places_in(value[key])
+    return found
+
+
+def change(value: Any, draw: random.Random) -> None:
+    """Remove, repeat or replace something in ``value``."""
+    places = places_in(value)
+    if not places:
+        return
+    container, key = draw.choice(places)
+    kind = draw.random()
+    if kind < 0.15:
+        del container[key]
+    elif kind < 0.3 and isinstance(container, dict):
+        container[draw.choice(["", "x", "\x1b[2J", "../a", "__class__"])] = container[key]
+    else:
+        container[key] = draw.choice(VALUES)
+
+
+def rewrite(path: Path, draw: random.Random) -> None:
+    """Write a record again with one to three changes."""
+    text = path.read_text()
+    changes = draw.randint(1, 3)
+    if path.suffix == ".jsonl":
+        lines = [json.loads(line) for line in text.splitlines()]
+        for _ in range(changes):
+            change(draw.choice(lines), draw)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return
+    value = yaml.safe_load(text)
+    for _ in range(changes):
+        change(value, draw)
+    path.write_text(json.dumps(value) if path.suffix == ".json" else yaml.safe_dump(value))
+
+
+def files_outside(folder: Path, run: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if run not in path.parents and path != run}
+
+
+@pytest.mark.parametrize("command", [pytest.param(name, marks=pytest.mark.slow) for name in READERS])
+def test_records_with_other_values_give_a_message(
+    command: str,
+    original: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One or two records are well-formed and say something else. A command that fails has written nothing."""
+    monkeypatch.setattr(choices, "_OWN_NAMES", set())
+    faults: list[str] = []
+    for trial in range(trials(30)):
+        signal.alarm(LIMIT)
+        draw = random.Random(f"{command} {trial}")
+        folder = tmp_path / str(trial) / "run"
+        shutil.copytree(original, folder)
+        for file in draw.sample(RECORDS, draw.randint(1, 2)):
+            rewrite(folder / file, draw)
+        before = files_outside(tmp_path / str(trial), folder)
+        words = [
+            word.replace("RUN", str(folder)).replace("OUT", str(folder.parent / "out")) for word in READERS[command]
+        ]
+        status = main(words)
+        error = capsys.readouterr().err
+        written = files_outside(folder.parent, folder) - before
+        if TRACEBACK in error or "Traceback" in error or (status != 0 and (written or not error.strip())):
+            faults.append(f"trial {trial}: status {status}, wrote {written}, {error}")
+        shutil.rmtree(folder.parent)
+    assert not faults, "\n".join(faults)
+
+
+def with_entry(path: Path, *keys: str) -> None:
+    """Put the text ``/etc/passwd`` at ``keys`` of a record, in each of its lines."""
+    documents = [yaml.safe_load(path.read_text())] if path.suffix == ".yaml" else read_json_lines(path)
+    for document in documents:
+        place = document
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = "/etc/passwd"
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("column", REPLY_COLUMNS[6:-1])
+def test_a_reply_with_text_for_a_number_gives_a_message(
+    column: str, original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(original, folder)
+    with_entry(folder / "replies.jsonl", column)
+    error = check(["report", str(folder), "--csv"], capsys)
+    assert "replies.jsonl" in error
+    assert TRACEBACK not in error
+
+
+@pytest.mark.parametrize("command", ["export", "resume", "table"])
+@pytest.mark.parametrize("group", ["data", "method", "views", "aggregation", "privacy", "engine", "tracker"])
+def test_a_configuration_with_text_for_a_group_gives_a_message(
+    group: str, command: str, original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(original, folder)
+    with_entry(folder / "config.yaml", group)
+    error = check(put_in(COMMANDS[command], RUN=folder, OUT=tmp_path / "out"), capsys)
+    assert "config.yaml is not a run's configuration" in error
+    assert not (tmp_path / "out").exists()
 
 
 FOLDERS = {

@@ -22,6 +22,7 @@ DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DEVICES = [name for name in SERVICES if name.startswith("supernode-")]
+ENTRYPOINT = (DOCKER / "entrypoint.sh").read_text()
 LASTING = ["superlink", "serverapp", "proxy", *DEVICES]
 
 
@@ -51,10 +52,21 @@ def test_what_a_container_writes_to_memory_fits_into_its_limit(name: str) -> Non
 def test_the_uploads_that_the_proxy_holds_fit_into_its_folder() -> None:
     configuration = (DOCKER / "proxy" / "nginx.conf").read_text()
     largest = max(bytes_of(size) for size in re.findall(r"client_max_body_size (\w+);", configuration))
-    held = int(re.findall(r"limit_conn bodies (\d+);", configuration)[0])
-    of_one_address = int(re.findall(r"limit_conn body_of (\d+);", configuration)[0])
+    limits = {name: int(most) for name, most in re.findall(r"limit_conn (\w+) (\d+);", configuration)}
+    held = limits["bodies"] + limits["shared_bodies"]
     assert held * largest <= 0.8 * bytes_of(SERVICES["proxy"]["tmpfs"][0])
-    assert of_one_address <= held / 2
+    assert limits["shared_body_of"] < limits["shared_bodies"]
+
+
+def test_the_security_page_has_the_number_of_addresses_that_can_hold_everything() -> None:
+    configuration = (DOCKER / "proxy" / "nginx.conf").read_text()
+    limits = {name: int(most) for name, most in re.findall(r"limit_conn (\w+) (\d+);", configuration)}
+    uploads = limits["bodies"] // limits["body_of"]
+    polls = int(re.findall(r"GOLDFINCH_POLLS=(\d+)", (DOCKER / ".env").read_text())[0])
+    reserved = polls * int(re.findall(r"@RESERVED_POLLS@\|\$\(\(polls \* (\d+)", ENTRYPOINT)[0])
+    of_an_address = int(re.findall(r"zone=polls_of:4m rate=(\d+)r/m", configuration)[0])
+    stated = f"{uploads} addresses can hold all uploads, {reserved // of_an_address} use all polls"
+    assert stated in (ROOT / "SECURITY.md").read_text()
 
 
 def test_one_container_is_root_and_it_has_no_network_and_ends() -> None:

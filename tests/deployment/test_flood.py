@@ -4,13 +4,14 @@ and not for long."""
 from __future__ import annotations
 
 import contextlib
+import ssl
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from support.federation import NGINX
-from support.proxies import started_proxy
+from support.proxies import started_proxy, status
 
 pytestmark = [
     pytest.mark.processes,
@@ -21,8 +22,10 @@ pytestmark = [
 PIECE = 5 * 2**20 + 1000
 """A part of an honest upload, as Flower cuts it."""
 
-HELD = 64
-"""Uploads of one address at a time."""
+HELD = 50
+"""Uploads of one address at a time: 2 of the reserve and 48 of the shared part."""
+
+POLL = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\npoll"
 
 
 def test_uploads_that_are_held_leave_room_for_honest_ones_and_silence_ends_them(tmp_path: Path) -> None:
@@ -41,6 +44,44 @@ def test_uploads_that_are_held_leave_room_for_honest_ones_and_silence_ends_them(
         for secure in [*strangers, last]:
             assert secure.recv(100) == b""
         assert proxy.post(PIECE) == 200
+
+
+@pytest.mark.parametrize("addresses", [2, 4, 16])
+def test_a_few_addresses_cannot_hold_all_uploads(tmp_path: Path, addresses: int) -> None:
+    with started_proxy(tmp_path, silence=60) as proxy, contextlib.ExitStack() as held:
+        strangers = []
+        for number in range(addresses):
+            for _ in range(120 // addresses + 10):
+                strangers.append(held.enter_context(proxy.begin(PIECE, f"127.0.1.{number}")))
+                strangers[-1].sendall(bytes(30_000))
+        assert sum(answered(secure) for secure in strangers) > 10, "they have all they can get"
+        first = held.enter_context(proxy.begin(PIECE, "127.0.0.2"))
+        first.sendall(bytes(30_000))
+        assert proxy.post(PIECE, "127.0.0.2") == 200, "a SuperNode sends two at a time"
+        first.sendall(bytes(PIECE - 30_000))
+        assert status(first) == 200
+
+
+@pytest.mark.parametrize("addresses", [2, 4, 16])
+def test_a_few_addresses_cannot_use_all_polls(tmp_path: Path, addresses: int) -> None:
+    """36 polls a second: 27 are shared, and 540 may wait for them."""
+    with started_proxy(tmp_path, GOLDFINCH_POLLS="36") as proxy, contextlib.ExitStack() as held:
+        strangers = []
+        for number in range(640):
+            strangers.append(held.enter_context(proxy.connect(f"127.0.1.{number % addresses}")))
+        for secure in strangers:
+            secure.sendall(POLL)
+        assert [proxy.post(100, "127.0.0.2", "pull-messages") for _ in range(3)] == [200] * 3
+        assert sum(answered(secure) for secure in strangers) < 400, "theirs are waiting"
+
+
+def answered(secure: ssl.SSLSocket) -> bool:
+    """Whether an answer has arrived."""
+    secure.settimeout(0.0)
+    try:
+        return secure.recv(100) != b""
+    except ssl.SSLWantReadError:
+        return False
 
 
 def test_a_slow_upload_is_cut_at_any_pace(tmp_path: Path) -> None:

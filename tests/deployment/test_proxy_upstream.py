@@ -53,7 +53,7 @@ def test_polls_beyond_the_limit_wait_and_other_calls_do_not(tmp_path: Path) -> N
         assert proxy.post(100, path="send-node-heartbeat") == 200
         assert not all(poll.done() for poll in polls), "a heartbeat waited for the polls"
         assert [poll.result() for poll in polls] == [200] * 13
-        assert time.monotonic() - began > 2.5  # twelve of them waited: one address has four of eight a second
+        assert time.monotonic() - began > 1.5  # four are the address's own; the others wait: it has four a second
 
 
 def test_polls_that_would_wait_too_long_are_refused(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_polls_that_would_wait_too_long_are_refused(tmp_path: Path) -> None:
         assert other.result() == 200
         assert not all(poll.done() for poll in polls)
         refused = sum(poll.result() == 503 for poll in polls)
-        assert 1 <= refused <= 9  # 21 fit, and one more for each second that the thirty take to arrive
+        assert 1 <= refused <= 9  # 4 pass at once, 21 wait, and one more for each second that the thirty take to arrive
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has more than one loopback address")

@@ -24,9 +24,9 @@ OWN_REGISTRATION = {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
 
 
 def allowed_paths() -> set[str]:
-    found = re.search(r'location ~ "\^/v1/fleet/\((.*)\)\$"', CONFIGURATION)
-    assert found is not None
-    return {f"/v1/fleet/{name}" for name in found[1].split("|")}
+    reserve, shared = re.findall(r'location ~ "\^/v1/fleet/\((.*)\)\$"', CONFIGURATION)
+    assert reserve == shared
+    return {f"/v1/fleet/{name}" for name in reserve.split("|")}
 
 
 def test_the_list_is_what_the_pinned_flower_calls_from_a_supernode() -> None:

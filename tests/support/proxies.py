@@ -100,14 +100,17 @@ def status(secure: ssl.SSLSocket) -> int:
 
 
 @contextlib.contextmanager
-def started_proxy(folder: Path, superlink: str = "127.0.0.1", **environment: str) -> Iterator[Proxy]:
-    """The shipped proxy in front of an upstream; ``superlink`` is the upstream's name for the proxy."""
+def started_proxy(folder: Path, superlink: str = "127.0.0.1", silence: int = 3, **environment: str) -> Iterator[Proxy]:
+    """The shipped proxy in front of an upstream; ``superlink`` is the upstream's name for the proxy.
+
+    It ends an upload after ``silence`` seconds without data, since a test should not wait for ten.
+    """
     files = Certificates(folder / "certificates")
     ensure(files.folder, [])
     trust = ssl.create_default_context(cafile=str(files.authority))
     assert SILENCE in SHIPPED
     configuration = folder / "nginx.conf"
-    configuration.write_text(SHIPPED.replace(SILENCE, "client_body_timeout 3s;"))  # a test should not wait for ten
+    configuration.write_text(SHIPPED.replace(SILENCE, f"client_body_timeout {silence}s;"))
     environment["GOLDFINCH_PROXY_CONFIGURATION"] = str(configuration)
     with started_upstream(files) as upstream, Processes(folder / "cwd", folder / "logs") as processes:
         _, place = start_nginx(processes, files, f"{superlink}:{upstream.server_port}", **environment)
