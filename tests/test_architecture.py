@@ -197,7 +197,7 @@ def group_files() -> list[Path]:
 @cache
 def node_of(path: Path, *overrides: str) -> dict[str, Any]:
     group = path.parent.relative_to(CONF).as_posix()
-    more = ["data.domains=[a]"] if path.stem == "folder" else []
+    more = {"folder": ["data.domains=[a]"], "table": ["data.path=images.csv", "data.domains=[a]"]}.get(path.stem, [])
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         composed = compose("config", [f"{group}={path.stem}", *more, *overrides])
     found: Any = OmegaConf.to_container(composed, resolve=True)

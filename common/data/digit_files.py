@@ -58,7 +58,7 @@ def kind_of_file(path: Path) -> str:
     return ""
 
 
-def unpacked(path: Path) -> bytes:
+def decompressed(path: Path) -> bytes:
     """Return a file's content, unpacked if its first bytes are those of gzip or bzip2, whatever its suffix says.
 
     Raises:
@@ -77,7 +77,7 @@ def unpacked(path: Path) -> bytes:
 
 def read_idx(path: Path) -> np.ndarray:
     """Return the array in an IDX file of bytes (the MNIST format), packed or not: uint8, 1 to 4 dimensions."""
-    data = unpacked(path)
+    data = decompressed(path)
     if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
         raise damaged(path, "it has no header of an IDX file of bytes")
     shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(data[3])]
@@ -112,7 +112,7 @@ def read_usps(directory: Path, train: bool) -> Arrays:
     path = existing(directory, (f"{stem}.bz2", stem, f"{stem}.gz"))
     if path is None:
         raise DataError(f"usps: {directory / stem}.bz2 is missing; put LIBSVM's usps.bz2 and usps.t.bz2 there")
-    content = unpacked(path)
+    content = decompressed(path)
     try:
         values, classes = load_svmlight_file(io.BytesIO(content), n_features=256)
     except ValueError as error:

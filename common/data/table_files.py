@@ -91,7 +91,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """The files of one split of a table, or of the whole table.
 
     Args:
@@ -145,7 +145,7 @@ class OpenTable:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     columns: Columns
     encoded: bool
     rows: tuple[Row, ...]
@@ -283,7 +283,7 @@ def _opened(place: Path | str, asked: Columns, key: tuple[str | int, ...], share
     return OpenTable(str(place), parts, columns, encoded, rows, names, key)
 
 
-def _parts(place: Path | str) -> tuple[Part, ...]:
+def _parts(place: Path | str) -> tuple[TablePart, ...]:
     """Return the parts of a table, whose files are within their bounds."""
     if isinstance(place, str):
         return _of_sets(_from_hub(place), "hub", ())
@@ -301,19 +301,19 @@ def _parts(place: Path | str) -> tuple[Part, ...]:
         raise DataError(
             f"table: {place}: {by_word[''][0].name} names no split, and others do; begin its name with train or test"
         )
-    parts: list[Part] = []
+    parts: list[TablePart] = []
     for word, files_of in by_word.items():
         kind = "separated"
         if files_of[0].suffix.lower() in PARQUET:
             kind = "parquet"
-        parts.append(Part(word, tuple(files_of), kind))
+        parts.append(TablePart(word, tuple(files_of), kind))
     return tuple(parts)
 
 
-def _of_sets(found: Any, kind: str, files: tuple[Path, ...]) -> tuple[Part, ...]:
+def _of_sets(found: Any, kind: str, files: tuple[Path, ...]) -> tuple[TablePart, ...]:
     if not isinstance(found, Mapping):
-        return (Part("", files, kind, found),)
-    return tuple(Part(str(word), files, kind, each) for word, each in found.items())
+        return (TablePart("", files, kind, found),)
+    return tuple(TablePart(str(word), files, kind, each) for word, each in found.items())
 
 
 def _from_hub(name: str) -> Any:
@@ -472,7 +472,7 @@ def _check_growth(place: object, decoded: int, size: int) -> None:
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _features(part: Part) -> Mapping[str, Any]:
+def _features(part: TablePart) -> Mapping[str, Any]:
     """Return the columns of a part, each with its kind as ``datasets`` names it."""
     import datasets
     import pyarrow.parquet
@@ -616,7 +616,7 @@ def _say(place: str, columns: Columns, asked: Columns, features: Mapping[str, An
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(place: Path | str, parts: Sequence[Part], columns: Columns, encoded: bool) -> Iterator[Row]:
+def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encoded: bool) -> Iterator[Row]:
     """Yield all rows of a table. Images that are in it are not read."""
     number = 0
     wanted = [name for name in (columns.label, columns.domain, columns.split) if name]
@@ -647,7 +647,7 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     return tuple(map(str, getattr(feature, "names", None) or ()))
 
 
-def _batches(part: Part, columns: Sequence[str], rows: int = BATCH) -> Iterator[tuple[pyarrow.Table, int]]:
+def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iterator[tuple[pyarrow.Table, int]]:
     """Yield some rows of a part at a time, and the number of rows before them.
 
     Raises:

@@ -41,6 +41,7 @@ NOT_COMPOSED = {
     "tuned=fedavg_on": "a name that stands for such a file",
     "lr=0.1": "the page shows the error that it gives",
     "train.round=5": "the page shows the error that it gives",
+    "data.path=scans.csv": "a table of the reader's own; tests/data/test_table.py makes such",
     "engine.connection=NAME": "a connection of the reader's own; tests/engines/test_processes.py makes one",
 }
 """Commands with settings that are not composed here, by a part of the command, and why."""

@@ -14,7 +14,7 @@ import scipy.io
 from data_makers import levels, write_classes, write_image
 from test_digits import LABELS, digits, idx, write_mat, write_mnist
 
-from common.data.digit_files import read_idx, read_mat, unpacked
+from common.data.digit_files import decompressed, read_idx, read_mat
 from common.data.domain import DataSource
 from common.data.domainnet import DomainNet
 from common.data.image_files import check_within
@@ -248,4 +248,4 @@ def test_a_file_of_another_kind_is_called_so(content: bytes, message: str, tmp_p
 def test_a_file_that_matlab_saved_for_us_is_read(tmp_path: Path) -> None:
     write_mat(tmp_path / "a.mat")
     assert scipy.io.loadmat(tmp_path / "a.mat")["X"].ndim == 4
-    assert unpacked(tmp_path / "a.mat") == (tmp_path / "a.mat").read_bytes()
+    assert decompressed(tmp_path / "a.mat") == (tmp_path / "a.mat").read_bytes()

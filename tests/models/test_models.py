@@ -207,7 +207,7 @@ def test_resnet10_starts_as_torch_makes_it():
     assert float(stem.std()) == pytest.approx((2 / (64 * 25)) ** 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", [name for name in CHOICES if name != "by_domain"])  # whose networks refuse them
 def test_too_small_images_are_refused_and_the_smallest_work(name):
     spec = choice(name)
     smallest = spec.minimum_image_size

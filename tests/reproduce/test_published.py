@@ -14,7 +14,7 @@ from common.settings import load_settings
 from server.reproduction.published import PublishedTable, method_of, published_table, published_tables
 
 TABLES = published_tables()
-NO_PAPER = ("demo", "recommended")
+NO_PAPER = ("demo", "different_networks", "recommended")
 """Experiments that repeat no published table."""
 
 EXPERIMENTS = {path.stem: path for path in (CONF / "experiment").glob("*.yaml") if path.stem not in NO_PAPER}
