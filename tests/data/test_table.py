@@ -62,6 +62,21 @@ def test_a_saved_set_without_splits_is_divided_by_class(tmp_path: Path) -> None:
     assert levels(domain.test) == [50, 60]
 
 
+def test_a_partitioner_of_flwr_datasets_writes_the_sites(tmp_path: Path) -> None:
+    """As docs/own-domain.md writes it; the package needs datasets 4, so it is often not there."""
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    partitioner = partitioners.DirichletPartitioner(
+        num_partitions=2, partition_by="label", alpha=0.5, min_partition_size=2
+    )
+    partitioner.dataset = datasets.load_from_disk(str(write_set(tmp_path / "scans")))
+    for number in range(2):
+        partitioner.load_partition(number).save_to_disk(str(tmp_path / f"site_{number}" / "images"))
+    sites = ("site_0", "site_1")
+    source = Table(root=str(tmp_path), path="images", image_size=8, domains=sites, classes=CLASSES)
+    found = sorted(level for site in sites for level in levels(source.load(site).whole))
+    assert found == sorted(levels(table(tmp_path / "scans").load("scans").whole))
+
+
 def test_a_saved_set_with_splits_keeps_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = write_splits(tmp_path / "site", Train=ROWS, validation=[(70, 1), (10, 0)])
     with caplog.at_level(logging.WARNING):
