@@ -57,6 +57,21 @@ def search(folder: Path) -> None:
     _names_in_files.cache_clear()
 
 
+def folder_options() -> list[str]:
+    """Return ``--config-dir=DIR`` for each folder that was added, for a command that is to find the same choices.
+
+    A folder below the working directory is relative to it.
+    """
+    here = Path.cwd().resolve()
+    found: list[str] = []
+    for folder in FOLDERS[1:]:
+        place = folder
+        if place.is_relative_to(here):
+            place = place.relative_to(here)
+        found.append(f"--config-dir={place}")
+    return found
+
+
 def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
     """Return the file of each choice of a group by the choice's name; empty if there is no such group.
 

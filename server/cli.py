@@ -226,6 +226,10 @@ def _table(
             autocompletion=one_of(METRICS),
         ),
     ] = "accuracy",
+    columns: Annotated[
+        list[str] | None,
+        option("--columns", text="Show these alone, such as sketch,average,worst; all by default.", metavar="A,B"),
+    ] = None,
     classes: Annotated[bool, option("--classes", text="Show the recall of each class by domain instead.")] = False,
     labels: Labels = None,
     output: Annotated[Path | None, option("--output", text="Write to a file; its suffix is the format.")] = None,
@@ -242,9 +246,13 @@ def _table(
     if classes:
         if metric != "accuracy":
             raise ConfigError(f"--classes shows recall, and --metric {metric} another metric: choose one of the two")
+        if columns:
+            raise ConfigError(
+                "--classes shows a table for each row, and --columns is of the scores: choose one of the two"
+            )
         show_classes(folders, _known(rule, RULES), chosen, output, labels or ())
         return
-    show_table(folders, _known(rule, RULES), chosen, output, metric, labels or ())
+    show_table(folders, _known(rule, RULES), chosen, output, metric, labels or (), items_of(columns))
 
 
 @command("report")

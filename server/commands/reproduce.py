@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 
+from common.choices import folder_options
 from common.errors import ConfigError, nearest
 from common.overrides import quoted_override
 from common.regular_files import read_small
@@ -77,7 +78,7 @@ class ReproductionRequest:
             arguments += ["--methods", ",".join(self.methods)]
         if self.seeds:
             arguments += ["--seeds", ",".join(map(str, self.seeds))]
-        return shell_line(["goldfinch", "reproduce", self.table.name, *arguments, *self.overrides])
+        return shell_line(["goldfinch", "reproduce", self.table.name, *arguments, *self.overrides, *folder_options()])
 
 
 def request_of(

@@ -134,6 +134,19 @@ def summary_columns(groups: Sequence[Group]) -> list[str]:
     return found
 
 
+def column_names(boards: Sequence[Board], rule: str) -> list[str]:
+    """Return the names of the tables' columns as ``goldfinch table --columns`` takes them, each once."""
+    found: dict[str, None] = {}
+    for board in boards:
+        found |= dict.fromkeys(domain_columns(board.groups, rule))
+    for board in boards:
+        for column in summary_columns(board.groups):
+            found[column.removesuffix("_average")] = None
+    for fact in FACTS:
+        found[fact.name] = None
+    return list(found)
+
+
 # ---- the frame -------------------------------------------------------------------------------------------------------
 
 
@@ -263,19 +276,23 @@ def _for_a_cell(value: Any) -> Any:
 # ---- as texts --------------------------------------------------------------------------------------------------------
 
 
-def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
+def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Sequence[str] = ()) -> Sheet:
     """Return a table with its rounds, seeds and megabytes, and with its notes.
 
     Args:
         board: the table.
         rule: how runs are scored.
         spread: whether the standard deviation between domains is a column.
+        columns: names of :func:`column_names`, in the order in which they are shown; none of them shows all. A column
+            that this table does not have is left out.
     """
     frame = score_frame(board, rule)
-    if not spread:
+    if columns:
+        frame = frame[frame["column"].isin(columns)]
+    elif not spread:
         frame = frame[frame["key"] != "spread"]
-    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values()]
-    heads += [fact.name for fact in FACTS]
+    facts = [fact.name for fact in FACTS]
+    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), *facts]
     rows: list[list[str]] = []
     strong: set[tuple[int, int]] = set()
     for number, group in enumerate(board.groups):
@@ -290,7 +307,11 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False) -> Sheet:
     title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
     if any(len(group.runs) > 1 for group in board.groups):
         title += f"; {OVER_SEEDS}"
-    return Sheet(title, heads, rows, strong, notes)
+    sheet = Sheet(title, heads, rows, strong, notes)
+    if not columns:
+        return sheet
+    names = [*dict(zip(frame["key"], frame["column"], strict=True)).values(), *facts]
+    return sheet.with_columns([0, *[1 + names.index(name) for name in columns if name in names]])
 
 
 def measure(board: Board) -> str:

@@ -278,6 +278,11 @@ class Board:
                 f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."
             )
         found += self._reply_notes()
+        labels = [group.label for group in self.groups if group.partition_follows_seed]
+        if len(labels) == len(self.groups):
+            found.append("Every seed has a partition of its own.")
+        elif labels:
+            found.append(f"{self._named(labels)}: every seed has a partition of its own.")
         for group in self.groups:
             metric = group.runs[0].validation_metric
             if group.scored_images:
@@ -294,8 +299,6 @@ class Board:
             if metric != "accuracy":
                 label = group.measure_of("validation").label
                 found.append(f"{group.label}: validation is {label} (rounds.metric={metric}).")
-            if group.partition_follows_seed:
-                found.append(f"{group.label}: every seed has a partition of its own.")
             found += joined_note(group)
             for run in group.duplicates:
                 again = f"{run.folder} is seed {run.seed} once more with the same state; it counts once."

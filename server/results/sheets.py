@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape as html_escape
 from typing import Any
 
@@ -21,6 +21,9 @@ UNSEEN = "°"
 
 LOWEST = "↓"
 """Marks the lowest recall of a column."""
+
+MAX_SHOWN = 20
+"""Characters that a remark names."""
 
 LATEX_CHARACTERS = {
     "\\": r"\textbackslash{}",
@@ -40,6 +43,13 @@ LATEX_CHARACTERS = {
 }
 
 
+BEYOND_LATIN = re.compile("[^\u0000-\u024f\u2010-\u2026]")
+"""Characters that pdfLaTeX refuses, and of which XeLaTeX's own font has none."""
+
+IDEOGRAPHS = re.compile("[\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\uffef\U00020000-\U0003ffff]")
+"""Chinese, Japanese and Korean characters."""
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A table of texts. The first column names the rows, and the others are aligned to the right.
@@ -57,6 +67,18 @@ class Sheet:
     rows: Sequence[Sequence[str]]
     strong: Collection[tuple[int, int]] = ()
     notes: Sequence[str] = ()
+
+    def with_columns(self, places: Sequence[int]) -> Sheet:
+        """Return the table with the columns at ``places`` alone, in that order."""
+        strong: set[tuple[int, int]] = set()
+        for row, place in self.strong:
+            if place in places:
+                strong.add((row, places.index(place)))
+        rows: list[list[str]] = []
+        for cells in self.rows:
+            rows.append([cells[place] for place in places])
+        heads = [self.heads[place] for place in places]
+        return replace(self, heads=heads, rows=rows, strong=strong)
 
     def written(self, form: str) -> str:
         """Return the table as a text, title and notes included.
@@ -87,12 +109,16 @@ class Sheet:
         return str(frame.to_html(index=False, escape=False, border=0, header=any(self.heads)))
 
     def _latex(self) -> str:
-        r"""Return a ``table`` environment for the package booktabs. The notes are in its caption."""
+        r"""Return a ``table`` environment for the package booktabs. The notes are in its caption.
+
+        A comment before it says what the preamble needs if not all of its text is Latin.
+        """
         frame = pandas_library().DataFrame(self._formatted(latex_text, r"\textbf{{{}}}"))
-        caption = latex_text(". ".join([self.title, *self.notes]))
+        caption = latex_text(" ".join(map(_sentence, filter(None, [self.title, *self.notes]))))
         columns = "l" + "r" * (len(self.heads) - 1)
         heads = [latex_text(head) for head in self.heads]
-        return str(frame.to_latex(index=False, header=heads, escape=False, caption=caption, column_format=columns))
+        text = frame.to_latex(index=False, header=heads, escape=False, caption=caption, column_format=columns)
+        return preamble_comment(text) + str(text)
 
     def _formatted(self, of_text: Any, bold: str) -> list[list[str]]:
         """Return the rows with every text passed through ``of_text`` and those in bold through the format ``bold``."""
@@ -147,6 +173,22 @@ def number_text(value: float | None, digits: int = 2) -> str:
 def latex_text(text: str) -> str:
     """Return a text escaped for LaTeX."""
     return "".join([LATEX_CHARACTERS.get(letter, letter) for letter in text])
+
+
+def preamble_comment(text: str) -> str:
+    """Return a LaTeX comment that says what the preamble needs for the characters of ``text``; empty if nothing.
+
+    Args:
+        text: LaTeX that is escaped.
+    """
+    characters = sorted(set(BEYOND_LATIN.findall(text)))
+    if not characters:
+        return ""
+    line = r"\usepackage{fontspec}\setmainfont{DejaVu Serif}"
+    if IDEOGRAPHS.search(text):
+        line = r"\usepackage{xeCJK}\setCJKmainfont{Noto Serif CJK SC}"
+    shown = "".join(characters[:MAX_SHOWN])
+    return f"% compile with XeLaTeX; the preamble needs {line}, or another font that has {shown}\n"
 
 
 def markdown_text(text: str) -> str:

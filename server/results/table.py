@@ -13,7 +13,7 @@ from common.errors import ConfigError, nearest, writing
 from common.metrics import METRICS
 from common.text import printable, shell_line
 from server.results.classes import class_frame, class_sheet, required_class_tables
-from server.results.frames import NUMBERS, json_table, score_frame, score_sheet
+from server.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
 from server.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename
 from server.results.overrides import export_command
 from server.results.run import RunFolder, find_runs
@@ -85,6 +85,28 @@ def check_metric(metric: str, runs: Sequence[RunFolder], option: str) -> None:
         _ = run.measure  # raises if the run lacks it
 
 
+def check_columns(columns: Sequence[str], boards: Sequence[Board], rule: str, form: str) -> None:
+    """Check the columns that ``--columns`` names.
+
+    Args:
+        columns: their names; none of them is right, too.
+        boards: the tables.
+        rule: how runs are scored.
+        form: one of :data:`FORMATS`.
+
+    Raises:
+        ConfigError: no table has a column, a column is there twice, or the format holds all of them.
+    """
+    known = column_names(boards, rule)
+    for place, name in enumerate(columns):
+        if name not in known:
+            raise ConfigError(f"--columns {name}: no such column; {nearest(name, known)}")
+        if name in columns[:place]:
+            raise ConfigError(f"--columns {','.join(columns)}: {name} is there twice; leave it out")
+    if columns and form in ("csv", "json"):
+        raise ConfigError(f"--columns chooses what rich, md and latex show; {form} holds all columns: leave it out")
+
+
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +117,7 @@ def show_table(
     output: Path | None = None,
     metric: str = "accuracy",
     labels: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> None:
     """Print the tables of the runs in and below ``folders``, one per data set, protocol and model, or write them.
 
@@ -105,16 +128,18 @@ def show_table(
         output: the file; ``None`` prints.
         metric: the metric of the scores.
         labels: other labels of rows; see :func:`server.results.groups.rename`.
+        columns: the columns to show, see :func:`server.results.frames.column_names`; none of them shows all.
 
     Raises:
-        ConfigError: there is nothing to show, or the file cannot be written.
+        ConfigError: there is nothing to show, a column is unknown, or the file cannot be written.
     """
     boards = scored_boards(folders, metric, labels)
+    check_columns(columns, boards, rule, form)
     if form != "rich" or output is not None:
-        _write(table_text(boards, rule, form), output)
+        _write(table_text(boards, rule, form, columns), output)
         return
     for board in boards:
-        score_sheet(board, rule).show()
+        score_sheet(board, rule, columns=columns).show()
         run = exported_run(board.groups, rule)
         if run is not None:
             print(f"export its model: {export_command(run)}\n")
@@ -123,8 +148,15 @@ def show_table(
             print(smaller_tables(Path(folder), boards), end="")
 
 
-def table_text(boards: Sequence[Board], rule: str, form: str) -> str:
-    """Return the tables of ``boards`` in a format; a file has no colours, so ``rich`` is Markdown."""
+def table_text(boards: Sequence[Board], rule: str, form: str, columns: Sequence[str] = ()) -> str:
+    """Return the tables of ``boards`` in a format; a file has no colours, so ``rich`` is Markdown.
+
+    Args:
+        boards: the tables.
+        rule: how runs are scored.
+        form: one of :data:`FORMATS`.
+        columns: the columns to show in Markdown and LaTeX; none of them shows all.
+    """
     pandas = pandas_library()
     if form == "csv":
         frames = [score_frame(board, rule)[list(NUMBERS)] for board in boards]
@@ -134,7 +166,7 @@ def table_text(boards: Sequence[Board], rule: str, form: str) -> str:
         return json.dumps({"rule": rule, "tables": tables}, indent=2) + "\n"
     texts: list[str] = []
     for board in boards:
-        sheet = score_sheet(board, rule, spread=form == "latex")
+        sheet = score_sheet(board, rule, spread=form == "latex", columns=columns)
         if form != "latex":
             sheet = replace(sheet, notes=[*sheet.notes, f"Code: {', '.join(board.codes)}."])
         texts.append(sheet.written(form))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import IO
 
-from common.choices import FOLDERS
+from common.choices import folder_options
 from common.errors import EngineError
 
 
@@ -46,7 +46,7 @@ class OwnProcesses:
             EngineError: the group was ended.
         """
         command = [sys.executable, "-P", "-m", "server.cli", *words]
-        command += [f"--config-dir={folder}" for folder in FOLDERS[1:]]
+        command += folder_options()
         errors = None
         if log is not None:
             errors = subprocess.STDOUT

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.choices import folder_options
 from common.errors import CheckpointError, some_of
 from common.metrics import RoundScore
 from common.regular_files import read_small
@@ -184,7 +185,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
-    own = shell_line(["goldfinch", "resume", folder])
+    own = shell_line(["goldfinch", "resume", folder, *folder_options()])
     raise CheckpointError(
         f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: "
         f"{differ}. Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"

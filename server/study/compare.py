@@ -11,10 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from common.choices import folder_options
 from common.errors import ConfigError, EngineError
 from common.extras import libraries_of
 from common.storage import write_text
 from common.text import shell_line
+from common.versions import code_sha256
 from server.results.run import RunFolder
 from server.run.conduct import check_not_in_a_run, run_lock
 from server.run.own_processes import OwnProcesses
@@ -28,6 +30,7 @@ from server.study.search import (
     finished_trials,
     run_study,
     state_of,
+    tuned_command,
     write_best,
 )
 
@@ -124,7 +127,8 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         text = page(request, entrants[0], tables, remarks)
         write_text(request.output / PAGE, text)
     say(text)
-    say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: goldfinch run tuned={studies[0].folder}/best.yaml")
+    found_by_one = tuned_command(studies[0].folder / "best.yaml")
+    say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {found_by_one}")
     return ComparedMethods(found, tables, remarks, request.output)
 
 
@@ -165,7 +169,7 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
                 int(trial.user_attrs["rounds"]),
                 seconds,
                 dict(trial.params),
-                code=study.entrant.settings.code,
+                code=code_sha256(),
             )
         )
     best = best_trial(tuned)
@@ -203,7 +207,7 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         {domain: float(value) for domain, value in summary["accuracy"].items()},
         sum(summary["bytes"].values()),
         str(summary["state_sha256"]),
-        run.code,
+        run.code_by_package["goldfinch"],
         str(summary["scored"]),
     )
 
@@ -268,7 +272,7 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
     lines = [
-        f"`{shell_line(['goldfinch', *request.words])}`",
+        f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
         "",
         f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "

@@ -36,7 +36,7 @@ class StudyRun:
         accuracy: test accuracy of each domain in per cent; of a trial none.
         bytes: bytes to and from all clients; of a trial 0.
         state_sha256: the hash of a final run's last state.
-        code: the hash of the code that ran.
+        code: the hash of the Goldfinch that ran, without packages of the user's own.
         scored: ``global model``, or ``own model`` of each client.
     """
 

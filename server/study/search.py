@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.choices import folder_options
 from common.config import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
 from common.metrics import named_missing
@@ -24,6 +25,7 @@ from common.regular_files import check_regular
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
+from common.text import shell_line
 from server.engines.inline import InlineEngine
 from server.results.run import RunFolder
 from server.run.conduct import run_federation
@@ -383,5 +385,10 @@ def write_best(study: TuningStudy, found: Study, best: FrozenTrial) -> Path:
     choices, values = settings.choices, {**entrant.fixed, **best.params}
     path = study.folder / "best.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, overlay_text(f"goldfinch run tuned={path}", text, choices["method"], choices["data"], values))
+    write_text(path, overlay_text(tuned_command(path), text, choices["method"], choices["data"], values))
     return path
+
+
+def tuned_command(path: Path) -> str:
+    """Return the command of a run with the setting in ``path``."""
+    return shell_line(["goldfinch", "run", f"tuned={path}", *folder_options()])

@@ -124,6 +124,104 @@ def test_a_row_has_the_name_that_the_user_gives(folder: Path, capsys: pytest.Cap
     assert "FedAvg (ours) &" in capsys.readouterr().out
 
 
+# ---- chosen columns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_columns_are_shown_in_the_order_they_are_named(form: str, board: Board) -> None:
+    text = table_text([board], "final", form, ["seeds", "b", "spread", "average"])
+    mark = {"md": " | ", "latex": " & "}[form]
+    assert mark.join(["method", "seeds", "b", "spread", "average"]) in text
+    assert "worst" not in text
+
+
+def test_the_best_stays_in_bold_when_columns_move() -> None:
+    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg"), entry(64.2, 1, method="fedavg")]
+    text = table_text(group_runs(runs), "final", "latex", ["MB", "average"])
+    assert r"fedavg & 0.0 & \textbf{62.10 $\pm$ 2.97} \\" in text
+
+
+def test_a_domain_that_is_called_as_a_summary_is_found() -> None:
+    runs = [scored_run(50.0, domains=("average", "b"))]
+    text = table_text(group_runs(runs), "final", "md", ["average"])
+    assert "| fpl | 49.00 |" in text, "the first column of that name is the domain's"
+
+
+def test_a_table_without_a_column_of_another_is_shown_without_it() -> None:
+    runs = [entry(50.0), scored_run(60.0, data="other", domains=("c", "d"))]
+    text = table_text(group_runs(runs), "final", "md", ["c", "average"])
+    assert "\n| method | average |\n" in text
+    assert "\n| method | c | average |\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--columns", "avarage"], "--columns avarage: no such column; did you mean 'average'? (choices: MB, "),
+        (["--columns", "worst,worst"], "worst is there twice"),
+        (["--columns", "worst", "--format", "csv"], "csv holds all columns"),
+        (["--columns", "worst", "--format", "json"], "json holds all columns"),
+        (["--columns", "worst", "--classes"], "choose one of the two"),
+    ],
+)
+def test_a_wrong_choice_of_columns_is_refused(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(folder), *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_terminal_shows_chosen_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(folder), "--columns", "worst", "--columns", "average"]) == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if "method" in line)
+    assert head.split() == ["method", "worst", "average"]
+
+
+# ---- text that LaTeX does not take as it is --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "packages"),
+    [
+        ("我的方法", r"\usepackage{xeCJK}\setCJKmainfont{Noto Serif CJK SC}, or another font that has 我方法的"),
+        ("方法 ω", r"\usepackage{xeCJK}\setCJKmainfont{Noto Serif CJK SC}, or another font that has ω方法"),
+        ("метод", r"\usepackage{fontspec}\setmainfont{DejaVu Serif}, or another font that has демот"),
+    ],
+)
+def test_latex_says_what_text_beyond_latin_needs(
+    label: str, packages: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.tex"
+    assert main(["table", str(folder), "--label", f"fedavg={label}", "--output", str(path)]) == 0
+    comment, begin, *_ = path.read_text().splitlines()
+    assert comment.startswith("% compile with XeLaTeX; the preamble needs ")
+    assert packages in comment
+    assert begin == r"\begin{table}"
+    assert f"\n{label} & " in path.read_text()
+
+
+@pytest.mark.parametrize("label", ["FPL (ours)", "Müller, Łódź…", "50 %_±"])
+def test_latin_text_needs_nothing(label: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(folder), "--label", f"fedavg={label}", "--format", "latex"]) == 0
+    assert capsys.readouterr().out.startswith(r"\begin{table}")
+
+
+def test_a_partition_for_each_seed_is_told_once_and_a_caption_s_sentences_end_with_one_stop(
+    folder: Path, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        shutil.copytree(folder / "run", tmp_path / str(number))
+        path = tmp_path / str(number) / "config.yaml"
+        config = yaml.safe_load(path.read_text())
+        config["seed"] = config["protocol"]["partition_seed"] = number
+        path.write_text(yaml.safe_dump(config))
+    (board,) = group_runs(find_runs([str(tmp_path)]))
+    assert "Every seed has a partition of its own." in board.notes()
+    text = table_text([board], "final", "latex")
+    assert "deviation over seeds. Every seed has a partition of its own. " in text
+    assert ".." not in text
+
+
 def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(folder: Path, tmp_path: Path) -> None:
     for name in ("fresh", "resumed"):
         shutil.copytree(folder / "run", tmp_path / name)

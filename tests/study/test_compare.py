@@ -17,8 +17,10 @@ from support.boards import TINY, compare_command, read_runs
 from support.scripts import ROOT
 
 import goldfinch as gf
+from common import choices
 from common.errors import ConfigError, EngineError
 from common.settings import load_settings
+from common.versions import code_sha256
 from server.cli import main
 from server.results.run import RunFolder
 from server.run.conduct import run_lock
@@ -75,7 +77,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
             assert run.options["protocol.partition_seed"] is None
             assert stated.state_sha256 == run.checkpoint.state.sha256()
             assert stated.score == run.rules["final"]["average"]
-            assert stated.code == run.code
+            assert stated.code == run.code_by_package["goldfinch"]
             best = load_settings([f"tuned={place / 'best.yaml'}"])
             assert best.train.learning_rate == stated.values["train.learning_rate"]
             assert run.options["train.learning_rate"] == stated.values["train.learning_rate"]
@@ -214,7 +216,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         average = 60.0 + seed
         summary = {"average": average, "accuracy": {"a": average}, "rounds": 2, "wall_seconds": 1.0}
         return SimpleNamespace(
-            summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"}, code="c"
+            summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"},
+            code="both",
+            code_by_package={"goldfinch": "c", "mylib": "m"},
         )
 
     monkeypatch.setattr("server.study.search.run_here", trial)
@@ -239,6 +243,18 @@ def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], 
     assert [(row.name, row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
     assert found.notes == ["fedprox/in_domain/1 has no result: its final run with seed 2 failed: not finite."]
     assert found.notes[0] in (tmp_path / "compare.md").read_text()
+
+
+def test_a_method_of_one_s_own_is_no_other_code(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash of a run with the user's package covers that package, too."""
+    folders = [*choices.FOLDERS, Path.cwd() / "mylib" / "conf"]
+    monkeypatch.setattr(choices, "FOLDERS", folders)
+    found = compare.compare(request(tmp_path, "fedavg", "moon"), console=QUIET)
+    assert {run.code for run in found.runs if run.kind == "final"} == {"c"}
+    assert {run.code for run in found.runs if run.kind == "trial"} == {code_sha256()}
+    assert " --config-dir=mylib/conf`" in (tmp_path / "compare.md").read_text(), "the command finds the class again"
 
 
 def test_a_method_is_added_by_the_same_command_with_more_methods(short: list[str], tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ tell apart.
 import io
 import re
 import statistics
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -24,6 +26,7 @@ from matplotlib.ticker import MaxNLocator
 from common.errors import ConfigError, nearest
 from common.metrics import named_missing
 from common.storage import write_bytes
+from server.results.figures.fonts import complete_fonts
 from server.results.run import RunFolder, brief, varying
 from server.results.seeds import Value
 
@@ -53,6 +56,12 @@ FORMATS = ("png", "pdf", "svg")
 
 NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML forbids or a reader obeys."""
+
+
+REMEDY = "install one, for Chinese, Japanese and Korean such as fonts-wqy-microhei (apt), and draw it again"
+
+NO_GLYPH = "Glyph .* missing from"
+"""How matplotlib's warnings begin that a font lacks a character."""
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -121,11 +130,22 @@ def clean_texts(figure: Figure) -> None:
 
 
 def rendered(figure: Figure, form: str = "png") -> bytes:
-    """Return the figure as PNG, PDF or SVG; the same figure gives the same bytes."""
+    """Return the figure as PNG, PDF or SVG; the same figure gives the same bytes.
+
+    Characters that no font of this machine has are boxes. A line on standard error names them.
+    """
     clean_texts(figure)
+    fonts = complete_fonts(figure)
+    if fonts.boxes:
+        print(f"no font here has {fonts.boxes}, and the figure has boxes instead: {REMEDY}", file=sys.stderr)
     stream = io.BytesIO()
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
-    with mpl.rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": 42}):
+    embedded = 42 if fonts.truetype else 3
+    with (
+        mpl.rc_context({"svg.hashsalt": "goldfinch", "svg.fonttype": "path", "pdf.fonttype": embedded}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", NO_GLYPH)  # one warning a character, at every drawing of it
         figure.savefig(stream, format=form, metadata=metadata)
     return stream.getvalue()
 

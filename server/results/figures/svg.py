@@ -2,12 +2,13 @@
 
 import io
 import re
+import warnings
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from server.results.figures.charts import COLOURS, DARK, GRID, clean_texts
+from server.results.figures.charts import COLOURS, DARK, GRID, NO_GLYPH, clean_texts
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
@@ -37,7 +38,8 @@ def inline_svg(figure: Figure, description: str, salt: str, *, paper: bool = Fal
     """
     clean_texts(figure)
     stream = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_GLYPH)  # the page's reader has the fonts
         figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
     ElementTree.register_namespace("", SVG.strip("{}"))
     root = ElementTree.fromstring(stream.getvalue())  # noqa: S314  # it was written above
