@@ -35,4 +35,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert names["fpl"].average > 30, "chance is 10 %"
     assert len(names["table"]) == 2
     assert set(names["photos"].accuracy) == {"day", "night"}
+    assert names["photos"].average > 90, "chance is 50 %"
+    events = [json.loads(line)["event"] for line in Path("runs/photos/events.jsonl").read_text().splitlines()]
+    assert "at chance" not in events, "a run that has learned is not suspected of chance"
     assert len(names["model"].classes) == 10
