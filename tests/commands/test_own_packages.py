@@ -76,7 +76,9 @@ def folder(tmp_path: Path, package: Path) -> Path:
 )
 def test_a_class_of_ones_own_replaces_the_choice(words: list[str], package: Path) -> None:
     settings = load_settings(words)
-    assert settings.raw["method"] == {"_target_": "ownlib.fair.QFair", "q": 2}
+    assert settings.raw["method"] == {"_target_": "ownlib.fair.QFair", "q": 2, "power": 0.5}, (
+        "the default is recorded, too"
+    )
     assert (settings.method.q, settings.method.power) == (2.0, 0.5)
     assert settings.choices["method"] == "ownlib.fair.QFair"
     assert settings.output_folder.parts[-3:] == ("glyphs", "ownlib.fair.QFair", "seed-0")

@@ -340,5 +340,5 @@ def test_rows_have_the_same_settings_and_the_weighting_that_was_asked_for() -> N
 
 @pytest.mark.parametrize("name", ["tune", "board"])
 def test_commands_that_left_name_what_to_call_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "method=fpl"]) == 1
+    assert main([name, "method=fpl"]) == 2
     assert "goldfinch compare" in capsys.readouterr().err
