@@ -68,7 +68,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     "did you mean 'fedprox'? (choices: fedprox, fpl)"
     """
     known = sorted(set(choices))
-    by_lower = {name.lower(): name for name in known}
+    by_lower: dict[str, str] = {}
+    for name in sorted(known, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio()):
+        by_lower[name.lower()] = name  # of names that differ in case alone, the one that is most like the word
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     listed = ", ".join(known) or "none"
     if not close:

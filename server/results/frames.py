@@ -50,25 +50,36 @@ class Fact:
 
 
 def _rounds(group: Group) -> str:
-    skipped = statistics.fmean(run.summary["rounds_skipped"] for run in group.runs)  # which differs over seeds
+    # a run without an end has no summary, and seeds may differ
+    skipped = statistics.fmean(run.summary.get("rounds_skipped", 0) for run in group.runs)
     if skipped:
         return f"{group.rounds_shown} ({skipped:g} skipped)"
     return str(group.rounds_shown)
 
 
-def _megabytes(group: Group) -> float:
-    """Return the megabytes that a run sent and received, the mean over seeds."""
+def _megabytes(group: Group) -> float | None:
+    """Return the megabytes that a run sent and received, the mean over seeds; ``None`` without a run that has ended."""
     found: list[float] = []
     for run in group.runs:
-        sent = run.summary["bytes"]
-        found.append((sent["up"] + sent["down"]) / 1e6)
+        if "bytes" in run.summary:
+            sent = run.summary["bytes"]
+            found.append((sent["up"] + sent["down"]) / 1e6)
+    if not found:
+        return None
     return statistics.fmean(found)
+
+
+def _megabytes_text(group: Group) -> str:
+    megabytes = _megabytes(group)
+    if megabytes is None:
+        return "-"
+    return f"{megabytes:.1f}"
 
 
 FACTS = (
     Fact("rounds", lambda group: group.rounds_shown, _rounds),
     Fact("seeds", lambda group: group.seeds, lambda group: ",".join(map(str, group.seeds))),
-    Fact("MB", _megabytes, lambda group: f"{_megabytes(group):.1f}"),
+    Fact("MB", _megabytes, _megabytes_text),
 )
 """The columns after the scores."""
 

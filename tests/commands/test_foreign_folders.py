@@ -328,7 +328,7 @@ def test_markup_and_formulas_in_names_are_plain_text(folder: Path, capsys: pytes
 
 READ_ONLY = {
     *("data.root", "data.path", "method.public.source.root"),
-    *("model.pretrained", "model.pretrained_file", "model.weights"),
+    *("model.pretrained", "model.pretrained_file", "model.weights", "model.others.pretrained"),
 }
 """Settings with a path that a run reads."""
 
@@ -336,6 +336,7 @@ NAMES = {
     *("data.image", "data.label", "data.domain", "data.split"),
     *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
     *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
+    *("model.networks", "model.others"),
 }
 """Settings with a name of something that the product, or the user's own machine, has."""
 

@@ -19,6 +19,7 @@ PROTOCOLS = {
     "one_per_domain": ("glyphs", 4),
     "glyphs_uneven": ("glyphs", 10),
     "dirichlet": ("glyphs", 10),
+    "skewed": ("glyphs", 12),
     "fedplcc": ("office_caltech", 4),
     "fedplcc_domainnet": ("domainnet", 6),
     "feddap_domainnet": ("domainnet", 20),

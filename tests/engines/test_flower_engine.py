@@ -245,7 +245,7 @@ def test_how_often_answers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> No
             return [("a", None)] if clock.now >= arrival else []
 
         monkeypatch.setattr(engine._inbox, "pull", pull)
-        assert [key for key, _ in engine._receive({"a"}, Deadline(1e9))] == ["a"]
+        assert [key for key, _ in engine._receive({"a"}, Deadline(1e9), lambda: None)] == ["a"]
         assert clock.now - arrival <= min(3.0, max(0.02, 0.06 * arrival)) + 1e-6
         assert looks <= arrival / 3.0 + 120
 

@@ -50,6 +50,7 @@ NOT_RUN = {
     "deployment-demo": "a minute; tests/engines/test_processes.py runs the same SuperLink and SuperNodes",
     "test-slow": "minutes; before a release",
     "test-faults": "hours: each fault thirty times; make test-fast tries each fault once",
+    "soak": "half an hour; make test-slow runs four minutes of it",
     "test-times": "make test with durations",
     "bench": "hours on an idle machine; test_scripts.py runs every script dry",
     "measure": "test_scripts.py runs bench/measure.py",
