@@ -29,7 +29,6 @@ from common.config import (
     to_config,
 )
 from common.data.batches import Augmentation
-from common.data.cache import warn_once
 from common.data.domain import DataSource
 from common.data.inspection import inspect
 from common.data.protocols import Protocol
@@ -42,7 +41,7 @@ from common.overrides import CONFIGURATION, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
-from common.text import printable
+from common.text import printable, warn_once
 from common.versions import CODE, code_sha256
 
 OWN_METRIC_IS_PRIVATE = (

@@ -1,12 +1,22 @@
-"""Text that people read: sizes, durations, counts, enumerations, lines for a shell, names of strangers."""
+"""Text that people read: warnings, sizes, durations, counts, enumerations, lines for a shell, names of strangers."""
 
+import logging
 import shlex
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 FORMULA = ("=", "+", "-", "@")
 """First characters of a cell that a spreadsheet would compute."""
+
+_log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1024)
+def warn_once(message: str) -> None:
+    """Log a warning, once in this process: files are read, and networks built, more than once."""
+    _log.warning("%s", message)
 
 
 def size(count: float) -> str:

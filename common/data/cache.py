@@ -9,7 +9,6 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -18,12 +17,6 @@ from common.storage import read_tensors, write_tensors
 
 CACHE_VARIABLE = "GOLDFINCH_CACHE"
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=1024)
-def warn_once(message: str) -> None:
-    """Log a warning about data, once in this process: files are read for their names, and again for their images."""
-    _log.warning("%s", message)
 
 
 def cache_directory() -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from common.config import checked
-from common.data.cache import warn_once
 from common.data.domain import DATA_VARIABLE, Domain, ImageSize, search_roots
 from common.data.image_files import (
     HEIF_SUFFIXES,
@@ -23,6 +22,7 @@ from common.data.names import name_key, split_of
 from common.data.own_images import OwnImages, leading
 from common.errors import DataError, nearest, some_of
 from common.extras import install_command
+from common.text import warn_once
 
 
 @checked

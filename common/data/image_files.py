@@ -18,10 +18,11 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
-from common.data.cache import cached, file_state, warn_once
+from common.data.cache import cached, file_state
 from common.data.names import normal_name
 from common.data.value_ranges import Remark, check_remarks, extrema_of, remark_on
 from common.errors import DataError, some_of
+from common.text import warn_once
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")

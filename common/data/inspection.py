@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.data.batches import Split
-from common.data.cache import warn_once
 from common.data.domain import DataSource, Domain
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, some_of
+from common.text import warn_once
 
 BLOCK = 4096
 """Images that are hashed at a time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config import check, checked
-from common.data.cache import cached, warn_once
+from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
 from common.data.image_files import check_within, decode_each, kept_images, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
@@ -16,6 +16,7 @@ from common.data.names import NO, SPLIT_FLAGS, YES, coinciding, name_key, split_
 from common.data.own_images import OwnImages, leading
 from common.data.table_files import HUB_NAME, MAX_CELL, Columns, OpenTable, Row, encoded_images, is_table, open_table
 from common.errors import DataError, nearest
+from common.text import warn_once
 
 _VERSION = 1  # raise when decoding changes
 

@@ -20,13 +20,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from common.data.cache import file_state, warn_once
+from common.data.cache import file_state
 from common.data.image_files import check_within
 from common.data.names import SPLIT_COLUMNS, SPLIT_FLAGS, name_key, split_of
 from common.errors import DataError, GoldfinchError, nearest, some_of
 from common.extras import libraries_of
 from common.regular_files import check_regular, read_small
-from common.text import printable
+from common.text import printable, warn_once
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,7 +57,7 @@ MAX_CELL = 4096
 """Characters of a path, a label, a domain or a split."""
 
 BLOCK = 2**26
-"""Bytes of a Parquet file that are decoded at a time, as far as its metadata tell."""
+"""Bytes of a Parquet file that are decoded at a time, by its metadata."""
 
 MAX_GROWTH, FREE_GROWTH = 64, 2**28
 """A column may be decoded to so many times the bytes of its files, and to so many more."""
@@ -70,7 +70,7 @@ IMAGE_COLUMNS = frozenset({
 })  # fmt: skip
 LABEL_COLUMNS = frozenset({"label", "labels", "class", "class_name", "category", "target", "y"})
 DOMAIN_COLUMNS = frozenset({"domain", "domains", "site", "hospital", "centre", "center"})
-"""Names of columns by :func:`~.names.name_key`, where the kind of a column does not tell what it holds."""
+"""Names of columns by :func:`~.names.name_key`, where the kind of a column does not show what it holds."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/(?!.*\.(csv|tsv|txt|parquet|pq)$)[A-Za-z0-9][\w.-]*")
 """A name of the Hub; a missing file of a known suffix is none."""
@@ -95,13 +95,13 @@ class TablePart:
     """The files of one split of a table, or of the whole table.
 
     Args:
-        word: the split's name; empty if the table has none.
+        split: the split's name; empty if the table has none.
         files: the files, in order.
         kind: ``separated``, ``parquet``, ``saved`` or ``hub``.
         saved: the set of a saved folder or of the Hub, which is open.
     """
 
-    word: str
+    split: str
     files: tuple[Path, ...]
     kind: str
     saved: Any = None
@@ -118,7 +118,7 @@ class Row:
         label: the name of its class.
         domain: its domain; empty if the table has no such column.
         split: the cell of its split, or the name of its part.
-        where: what messages call it.
+        where: its name in messages.
     """
 
     place: str
@@ -135,7 +135,7 @@ class OpenTable:
     """A table that was opened.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         parts: its files by split.
         columns: the columns that are read.
         encoded: whether the images are in the table.
@@ -208,9 +208,9 @@ def is_saved(folder: Path) -> bool:
 
 
 def _files_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return the tables in a folder, each with the word of its split: metadata of an ImageFolder, or Parquet files.
+    """Return the tables in a folder, each with the name of its split: metadata of an ImageFolder, or Parquet files.
 
-    The word is the name of the folder with the metadata, or what a Parquet file's name begins with.
+    The split is the name of the folder with the metadata, or what a Parquet file's name begins with.
     """
     for name in METADATA:
         if (folder / name).is_file():
@@ -221,23 +221,23 @@ def _files_in(folder: Path) -> list[tuple[str, Path]]:
     for places in (folder, folder / "data"):
         files = sorted(path for path in places.glob("*") if path.suffix.lower() in PARQUET and path.is_file())
         if files:
-            return [(_word_of(path), path) for path in files]
+            return [(_split_in_name(path), path) for path in files]
     return []
 
 
-def _word_of(path: Path) -> str:
+def _split_in_name(path: Path) -> str:
     word = re.split(r"[-_.]", path.stem)[0]
     if split_of(word):
         return word
     return ""
 
 
-def open_table(place: Path | str, asked: Columns, site: Path | None, *, shared: bool) -> OpenTable:
+def open_table(place: Path | str, requested: Columns, site: Path | None, *, shared: bool) -> OpenTable:
     """Return the table at ``place``, with its rows but without its images.
 
     Args:
         place: a file or a folder; a text is the name of a set on the Hub.
-        asked: the columns that the user named.
+        requested: the columns that the user named.
         site: folder that the table's files must lie in; ``None`` for a set on the Hub.
         shared: whether the table may hold several domains, so that a column of domains is looked for.
 
@@ -246,19 +246,19 @@ def open_table(place: Path | str, asked: Columns, site: Path | None, *, shared: 
         ConfigError: ``datasets`` is not installed.
     """
     if isinstance(place, str):
-        return _opened(place, asked, (), shared)
+        return _opened(place, requested, (), shared)
     files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
     tables = [path for path in files if path.suffix.lower() in (*SEPARATED, *PARQUET, ".arrow", ".json")]
     check_within(tables, site or place.parent)
     key: list[str | int] = []
-    with _in_words(place):
+    with _as_data_errors(place):
         for path in tables:
             key += [str(path), *file_state(path)]
-    return _opened(place, asked, tuple(key), shared)
+    return _opened(place, requested, tuple(key), shared)
 
 
 @contextlib.contextmanager
-def _in_words(place: Path | str) -> Iterator[None]:
+def _as_data_errors(place: Path | str) -> Iterator[None]:
     """Within the context, whatever a library raises about a stranger's file becomes a :class:`DataError`."""
     try:
         yield
@@ -270,13 +270,13 @@ def _in_words(place: Path | str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _opened(place: Path | str, asked: Columns, key: tuple[str | int, ...], shared: bool) -> OpenTable:
+def _opened(place: Path | str, requested: Columns, key: tuple[str | int, ...], shared: bool) -> OpenTable:
     with libraries_of("table", "data=table"):
         import datasets  # noqa: F401
     parts = _parts(place)
-    with _in_words(place):
+    with _as_data_errors(place):
         features = _features(parts[0])
-        columns = _choose(str(place), features, asked, shared=shared, split=len(parts) == 1)
+        columns = _choose_columns(str(place), features, requested, shared=shared, split=len(parts) == 1)
         names = _class_names(features[columns.label])
         encoded = _holds_images(features[columns.image])
         rows = tuple(_rows(place, parts, columns, encoded))
@@ -290,19 +290,19 @@ def _parts(place: Path | str) -> tuple[TablePart, ...]:
     if place.is_dir() and is_saved(place):
         import datasets
 
-        with _in_words(place):
+        with _as_data_errors(place):
             files = _check_saved(place)
             return _of_sets(datasets.load_from_disk(str(place), keep_in_memory=False), "saved", files)
     found = [("", place)] if place.is_file() else _files_in(place)
-    by_word: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for word, path in found:
-        by_word.setdefault(word, []).append(path)
-    if len(by_word) > 1 and "" in by_word:
+        by_split.setdefault(word, []).append(path)
+    if len(by_split) > 1 and "" in by_split:
         raise DataError(
-            f"table: {place}: {by_word[''][0].name} names no split, and others do; begin its name with train or test"
+            f"table: {place}: {by_split[''][0].name} names no split, and others do; begin its name with train or test"
         )
     parts: list[TablePart] = []
-    for word, files_of in by_word.items():
+    for word, files_of in by_split.items():
         kind = "separated"
         if files_of[0].suffix.lower() in PARQUET:
             kind = "parquet"
@@ -346,7 +346,7 @@ def _check_saved(folder: Path) -> tuple[Path, ...]:
         splits = _json(folder / SETS).get("splits")
         if not isinstance(splits, list):
             raise DataError(f"table: {folder / SETS} names no splits; save the set again")
-        folders = [folder / _plain(folder / SETS, name) for name in splits]
+        folders = [folder / _file_beside(folder / SETS, name) for name in splits]
     found: list[Path] = []
     rows = 0
     for each in folders:
@@ -359,9 +359,9 @@ def _check_saved(folder: Path) -> tuple[Path, ...]:
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise DataError(f"table: {each / STATE} names no Arrow files; save the set again")
         for entry in entries:
-            path = each / _plain(each / STATE, entry.get("filename"))
+            path = each / _file_beside(each / STATE, entry.get("filename"))
             check_within([path], folder)
-            with _in_words(path):
+            with _as_data_errors(path):
                 rows += _check_arrow(path)
             found.append(path)
     _check_rows(folder, rows)
@@ -369,14 +369,14 @@ def _check_saved(folder: Path) -> tuple[Path, ...]:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    with _in_words(path):
+    with _as_data_errors(path):
         content = json.loads(read_small(path))
     if not isinstance(content, dict):
         raise DataError(f"table: {path} cannot be read (it is no JSON object); save the set again")
     return content
 
 
-def _plain(place: Path, name: object) -> str:
+def _file_beside(place: Path, name: object) -> str:
     """Return the name of a file or folder beside ``place``."""
     if not isinstance(name, str) or not name or len(name) > 255 or Path(name).name != name or not name.isprintable():
         raise DataError(f"table: {place} names {printable(repr(name))[:100]}, which is no file beside it")
@@ -416,7 +416,7 @@ def _check_arrow(path: Path) -> int:
 def _batch_header(metadata: bytes) -> tuple[int, bool]:
     """Return a record batch's rows, and whether it is compressed, of its flatbuffer (Message.fbs of Arrow).
 
-    pyarrow reads a batch whole and decompresses it before its length can be asked for.
+    pyarrow reads a batch whole and decompresses it before its length is known.
     """
 
     def field(table: int, number: int) -> int:
@@ -536,7 +536,9 @@ def _is_text(feature: Any) -> bool:
     return isinstance(feature, datasets.Value) and not _holds_images(feature)
 
 
-def _choose(place: str, features: Mapping[str, Any], asked: Columns, *, shared: bool, split: bool) -> Columns:
+def _choose_columns(
+    place: str, features: Mapping[str, Any], requested: Columns, *, shared: bool, split: bool
+) -> Columns:
     """Return the columns that are read, and log those that were guessed and those that are not read.
 
     Raises:
@@ -544,36 +546,38 @@ def _choose(place: str, features: Mapping[str, Any], asked: Columns, *, shared: 
     """
     import datasets
 
-    for name in asked.chosen():
+    for name in requested.chosen():
         if name not in features:
             raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, features))}")
-    left = [name for name in features if name not in asked.chosen()]
-    domain = asked.domain
+    left = [name for name in features if name not in requested.chosen()]
+    domain = requested.domain
     if shared and not domain:
-        domain = _one(place, "domain", [name for name in left if name_key(name) in DOMAIN_COLUMNS], features)
-    words = asked.split
+        domain = _only_column(place, "domain", [name for name in left if name_key(name) in DOMAIN_COLUMNS], features)
+    words = requested.split
     if split and not words:
         named = [name for name in left if name_key(name) in SPLIT_COLUMNS or name_key(name) in SPLIT_FLAGS]
-        words = _one(place, "split", [name for name in named if name != domain], features)
+        words = _only_column(place, "split", [name for name in named if name != domain], features)
     left = [name for name in left if name not in (domain, words)]
-    image = asked.image
+    image = requested.image
     if not image:
         found = [name for name in left if _holds_images(features[name])]
         named = [name for name in left if name_key(name) in IMAGE_COLUMNS and _is_text(features[name])]
-        image = _one(place, "image", found or named, features, needed=True)
-    label = asked.label
+        image = _only_column(place, "image", found or named, features, needed=True)
+    label = requested.label
     if not label:
         left = [name for name in left if name != image]
         found = [name for name in left if isinstance(features[name], datasets.ClassLabel)]
         named = [name for name in left if name_key(name) in LABEL_COLUMNS and _is_text(features[name])]
-        label = _one(place, "label", found or named, features, needed=True)
+        label = _only_column(place, "label", found or named, features, needed=True)
     columns = Columns(image, label, domain, words)
     _check_kinds(place, columns, features)
-    _say(place, columns, asked, features)
+    _log_columns(place, columns, requested, features)
     return columns
 
 
-def _one(place: str, what: str, found: Sequence[str], features: Mapping[str, Any], *, needed: bool = False) -> str:
+def _only_column(
+    place: str, what: str, found: Sequence[str], features: Mapping[str, Any], *, needed: bool = False
+) -> str:
     if len(found) > 1:
         names = " and ".join(map(printable, found))
         raise DataError(
@@ -600,11 +604,11 @@ def _check_kinds(place: str, columns: Columns, features: Mapping[str, Any]) -> N
             )
 
 
-def _say(place: str, columns: Columns, asked: Columns, features: Mapping[str, Any]) -> None:
+def _log_columns(place: str, columns: Columns, requested: Columns, features: Mapping[str, Any]) -> None:
     guessed: list[str] = []
     for what in ("image", "label", "domain", "split"):
         name = getattr(columns, what)
-        if name and not getattr(asked, what):
+        if name and not getattr(requested, what):
             guessed.append(f"data.{what}={name}")
     if guessed:
         warn_once(f"table: {place}: columns are taken as {' '.join(guessed)}")
@@ -630,15 +634,20 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
         features = _features(part)
         names = {name: _class_names(features[name]) for name in wanted}
         for batch, read in _batches(part, wanted):
-            cells = {"": [""] * batch.num_rows, **{name: _texts(batch[name], name, names[name]) for name in wanted}}
-            words = cells[columns.split]
-            if not columns.split:
-                words = [part.word if len(parts) > 1 else ""] * batch.num_rows
-            paths = cells["" if encoded else columns.image]
+            nothing = [""] * batch.num_rows
+            cells: dict[str, list[str]] = {"": nothing}  # under the name of a column that the table lacks
+            for name in wanted:
+                cells[name] = _texts(batch[name], name, names[name])
+            splits = cells[columns.split]
+            if not columns.split and len(parts) > 1:
+                splits = [part.split] * batch.num_rows
+            paths = nothing
+            if not encoded:
+                paths = cells[columns.image]
             for index in range(batch.num_rows):
                 label, domain = cells[columns.label][index], cells[columns.domain][index]
-                where = f"{part.word} row {read + index + 1}".strip()
-                yield Row(paths[index], number, base, label, domain, words[index], where)
+                where = f"{part.split} row {read + index + 1}".strip()
+                yield Row(paths[index], number, base, label, domain, splits[index], where)
                 number += 1
 
 
@@ -669,7 +678,7 @@ def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iter
         for batch in stream.select_columns(list(columns)).with_format("arrow").iter(rows):
             yield batch, read
             read += batch.num_rows
-            _check_rows(part.files[0] if part.files else part.word, read)
+            _check_rows(part.files[0] if part.files else part.split, read)
             if part.kind == "parquet":
                 decoded += batch.nbytes
                 _check_growth(part.files[0], decoded, size)
@@ -722,12 +731,12 @@ def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> lis
         if "\0" in cell:
             raise DataError(f"table: a cell of {name!r} has a NUL character; write it again")
         if names and cell:
-            cell = _named(value, names, name)
+            cell = _class_name(value, names, name)
         found.append(cell)
     return found
 
 
-def _named(value: Any, names: Sequence[str], column: str) -> str:
+def _class_name(value: Any, names: Sequence[str], column: str) -> str:
     if not isinstance(value, int) or not 0 <= value < len(names):
         raise DataError(f"table: a row has {value!r} in {column!r}, which is none of its {len(names)} classes")
     return names[value]
@@ -747,7 +756,7 @@ def encoded_images(table: OpenTable, numbers: Sequence[int]) -> Encoded:
     wanted = frozenset(numbers)
     found = Encoded(numbers)
     number = 0
-    with _in_words(table.name):
+    with _as_data_errors(table.name):
         for part in table.parts:
             for batch, _ in _batches(part, [column], IMAGES):
                 for cell in batch[column].to_pylist():

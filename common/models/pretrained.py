@@ -1,10 +1,8 @@
 """Initial weights of a network: of a torchvision backbone, or of a model that Goldfinch exported."""
 
 import json
-import logging
 from argparse import Namespace
 from collections.abc import Container, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from common.errors import some_of
 from common.models.base import Model, ModelError
 from common.regular_files import MAX_TENSOR_FILE, check_regular
 from common.storage import read_tensors
+from common.text import warn_once
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""
@@ -38,14 +37,6 @@ COUNTER = "num_batches_tracked"
 
 MAX_LISTED = 4
 """Names of tensors in one message."""
-
-_log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=64)
-def say_once(message: str) -> None:
-    """Log what became of a file's tensors, once in this process: every client builds the network."""
-    _log.warning("%s", message)
 
 
 def load_pretrained(backbone: nn.Module, path: Path) -> None:
@@ -92,7 +83,7 @@ def load_weights(backbone: nn.Module, path: Path, key: str, ignored: tuple[str, 
     taken = {name: read[source] for name, source in given.items()}
     check_finite(taken, f"{key}={path}")
     backbone.load_state_dict(taken, strict=False)
-    say_once(
+    warn_once(
         f"{key}={path}: {len(taken)} tensors are taken; dropped: {some_of(dropped, MAX_LISTED) or 'none'}; missing: "
         f"{some_of(missing, MAX_LISTED) or 'none'}"
     )

@@ -21,7 +21,7 @@ from server.results.run import RunFolder
 from server.results.table import show_table
 from server.run.conduct import prepare_output
 from server.trackers.live import watching
-from server.trackers.patience import saying
+from server.trackers.wait_lines import wait_lines
 
 DEMO_METHODS = ("fedavg", "fpl")
 
@@ -89,7 +89,7 @@ def deployment_demo(overrides: Sequence[str]) -> None:
     nodes = one_node_per_client(settings)
     console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
     with ExitStack() as stack:
-        with saying("waiting for the SuperLink and the SuperNodes to start"):
+        with wait_lines("waiting for the SuperLink and the SuperNodes to start"):
             local = LocalDeployment(processes_of(settings), nodes, store=store_for(len(nodes)))
             deployment = stack.enter_context(local)
         for name, child in deployment.children.items():

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from common.confidence import count_confidence, exact_auroc
 from common.config import build, compose_config
-from common.data.cache import warn_once
 from common.data.domain import DataSource, Domain
 from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description
@@ -19,6 +18,7 @@ from common.exports.formats import in_batches
 from common.exports.model import load_model
 from common.metrics import CONFIDENCE_MEASURES, MEASURES
 from common.storage import write_json
+from common.text import warn_once
 from server.results.sheets import Sheet, number_text
 
 Part = Literal["test", "train", "all"]

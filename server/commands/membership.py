@@ -8,7 +8,7 @@ from common.errors import ConfigError
 from server.admission.certificates import SERVER_DAYS, ensure
 from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment
-from server.trackers.patience import saying
+from server.trackers.wait_lines import wait_lines
 
 WAITING = "waiting for the SuperLink to answer"
 """What these commands say while they wait."""
@@ -48,7 +48,7 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         if chosen.get(node):
             raise ConfigError(f"--client {pair}: {node} is given {chosen[node]} as well, and a key has one client")
         chosen[node] = client
-    with saying(WAITING):
+    with wait_lines(WAITING):
         outcomes = _enrolment(folder, connection).enrol(list(chosen), list(chosen.values()))
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
@@ -64,7 +64,7 @@ def restore(folder: Path, connection: str | None = None) -> None:
     Raises:
         GoldfinchError: the SuperLink refused, or did not answer.
     """
-    with saying(WAITING):
+    with wait_lines(WAITING):
         outcomes = _enrolment(folder, connection).restore()
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
@@ -82,7 +82,7 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
         raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
     enrolment = _enrolment(folder, connection)
     for name in nodes:
-        with saying(WAITING):
+        with wait_lines(WAITING):
             outcome = enrolment.dismiss(name)
         print(f"{name:20} {outcome}")
 

@@ -1,4 +1,4 @@
-"""Says whom an engine waits for, so that a run is never silent for long."""
+"""Reports of an engine that waits: for which clients, and for how long already."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class WaitReport:
     """Reports one wait: after five seconds, when other clients are waited for, and when the wait has doubled.
 
     Args:
-        tell: receives each report; ``None`` leaves them out.
+        receive: gets each report; ``None`` leaves them out.
         number: the round; ``None`` while clients register.
     """
 
-    def __init__(self, tell: OnWaiting | None, number: int | None = None) -> None:
-        self._tell = tell
+    def __init__(self, receive: OnWaiting | None, number: int | None = None) -> None:
+        self._receive = receive
         self._number = number
         self._began = time.monotonic()
-        self._told = 0.0
+        self._reported = 0.0
         self._names: Sequence[str] = ()
 
     def __call__(self, names: Sequence[str]) -> None:
         """Report that ``names`` are waited for, if it is time to."""
-        if self._tell is None or not names:
+        if self._receive is None or not names:
             return
         seconds = time.monotonic() - self._began
-        if seconds - self._told < WAIT_SECONDS:
+        if seconds - self._reported < WAIT_SECONDS:
             return
-        if names == self._names and seconds < 2 * self._told:
+        if names == self._names and seconds < 2 * self._reported:
             return
-        self._told = seconds
+        self._reported = seconds
         self._names = names
-        self._tell(names, seconds, self._number)
+        self._receive(names, seconds, self._number)

@@ -39,7 +39,7 @@ from server.trackers.events import (
     plain_lines,
     waiting_for,
 )
-from server.trackers.patience import saying
+from server.trackers.wait_lines import wait_lines
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"
@@ -462,7 +462,7 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
         elif settings.engine.get("name") == "inline":
             yield plain_lines(settings)
         else:
-            with saying(waiting_for(str(settings.engine.get("name")))) as heard:
+            with wait_lines(waiting_for(str(settings.engine.get("name")))) as heard:
                 lines = plain_lines(settings)
 
                 def show(name: str, entry: Mapping[str, Any]) -> None:

@@ -11,9 +11,9 @@ import pytest
 from support.own import forget
 
 from common.config import build
-from common.data.cache import warn_once
 from common.run_config import read_config
 from common.settings import CONFIGURATION, load_settings, settings_in, settings_of
+from common.text import warn_once
 from server.cli import main
 
 OWN = '''

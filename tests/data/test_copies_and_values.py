@@ -12,7 +12,6 @@ import pytest
 from data_makers import write_classes
 from PIL import Image
 
-from common.data import cache
 from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
@@ -22,11 +21,12 @@ from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.privacy import GaussianPrivacy
 from common.settings import check_test_images
+from common.text import warn_once
 
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    cache.warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def noise(path: Path, seed: int) -> Path:
@@ -190,7 +190,7 @@ def test_a_few_such_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         noise(tmp_path / "site" / "cat" / f"{number}.png", number)
     as_strokes(tmp_path / "site" / "cat" / "5", 5)
     for _ in range(2):  # the second time from the cache
-        cache.warn_once.cache_clear()
+        warn_once.cache_clear()
         with caplog.at_level(logging.WARNING):
             Folder(root=str(tmp_path), image_size=8)._read("site")
         assert caplog.text.count("1 of 6 images are black, flat or nearly so") == 1
@@ -254,7 +254,7 @@ def test_broken_images_can_be_skipped_and_are_named(tmp_path: Path, caplog: pyte
         (tmp_path / name).write_bytes(b"no image")
     source = Folder(root=str(tmp_path), image_size=8, broken="skip")
     for _ in range(2):  # the second time from the cache
-        cache.warn_once.cache_clear()
+        warn_once.cache_clear()
         with caplog.at_level(logging.WARNING):
             domain = source._read_from(tmp_path / "site_a", "site_a")
         assert domain.train.labels.tolist() == [0, 0, 1, 1, 1]

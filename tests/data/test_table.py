@@ -17,19 +17,19 @@ from data_makers import levels, write_image
 from PIL import Image
 from table_makers import CLASSES, ROWS, encoded, make_set, write_list, write_parquet, write_set, write_splits
 
-from common.data import cache
 from common.data import domain as domain_module
 from common.data.inspection import inspect
 from common.data.table import Table
 from common.errors import ConfigError, DataError
 from common.settings import load_settings
+from common.text import warn_once
 
 LISTED = "path,label,split\npictures/3.png,dog,train\npictures/1.png,cat,train\npictures/2.png,dog,test\n"
 
 
 @pytest.fixture(autouse=True)
 def _fresh_warnings() -> None:
-    cache.warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def table(place: Path, **fields: Any) -> Table:

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.models.base import ModelError
-from common.models.pretrained import load_weights, say_once
+from common.models.pretrained import load_weights
 from common.models.residual import ResidualBackbone
 from common.models.torchvision import Torchvision
+from common.text import warn_once
 
 State = dict[str, Tensor]
 
@@ -114,7 +115,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_safetensors(tmp_path: Path
 def test_what_was_taken_dropped_and_missing_is_said(
     state: State, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    say_once.cache_clear()
+    warn_once.cache_clear()
     without = {name: tensor for name, tensor in body(state).items() if not name.endswith("num_batches_tracked")}
     torch.save(with_head("classifier.", without), tmp_path / "file.th")
     with caplog.at_level(logging.WARNING):

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
-from server.trackers.patience import saying
+from server.trackers.wait_lines import wait_lines
 
 
 def test_a_wait_is_said_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    with saying("waiting for nothing", every=0.05):
+    with wait_lines("waiting for nothing", every=0.05):
         time.sleep(0.3)
     said = capsys.readouterr().err
     assert "waiting for nothing, 0 s ..." in said
-    with saying("waiting for nothing", every=0.05) as heard:
+    with wait_lines("waiting for nothing", every=0.05) as heard:
         heard.set()
         time.sleep(0.2)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Says what a command waits for, every few seconds, so that it is never silent for long."""
+"""Lines of a command that waits: what for, and for how long already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def saying(what: str, every: float = EVERY_SECONDS) -> Iterator[threading.Event]:
+def wait_lines(what: str, every: float = EVERY_SECONDS) -> Iterator[threading.Event]:
     """Print to standard error what the block waits for, and for how long already, every ``every`` seconds.
 
     Args:
