@@ -39,9 +39,9 @@ setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, 
 
 $(STAMP): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.13, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Setting up $(VENV), up to 7 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
+	@echo "Setting up $(VENV), up to 7.5 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
 	@$(if $(TORCH_INDEX),,echo "TORCH_INDEX=<index of PyTorch's CPU wheels> fetches and takes far less, without CUDA.")
-	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 7000000 || { df -h .; echo "7 GB must be free here before the environment is made."; exit 1; }
+	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 7500000 || { df -h .; echo "7.5 GB must be free here before the environment is made."; exit 1; }
 	@mkdir -p $(dir $(VENV))
 	$(if $(OTHER_PYTHON),"$(PYTHON)" -m venv --clear $(VENV),test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV))
 	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)

@@ -7,6 +7,7 @@ have counted, and every reply that did not count must have a fault and a reason 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -171,12 +172,11 @@ def size(folder: Path) -> float:
     return total / 1e6
 
 
-def kill(pids: list[int]) -> None:
+def kill(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to processes, of which some may have ended."""
     for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 # ---- faults of one client --------------------------------------------------------------------------------------------
@@ -214,9 +214,7 @@ def slow_processor(soak: Soak, client: str) -> None:
     while time.monotonic() < end:
         pids = list(started_by(soak.deployment, client))
         for number, seconds in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.1)):
-            for pid in pids:
-                if psutil.pid_exists(pid):
-                    os.kill(pid, number)
+            kill(pids, number)
             time.sleep(seconds)
 
 
