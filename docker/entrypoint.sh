@@ -136,7 +136,7 @@ supernode)
   # constants of Flower set (interval 30 s, patience 2). Until then it is refused (activate-node: 412) and ends. It tries
   # again at once; Docker's own restarts would wait longer every time.
   attempts=0
-  until supervise flower-supernode --superlink "$server" --root-certificates "$folder/ca.crt" \
+  until supervise goldfinch-supernode --superlink "$server" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"; do
     attempts=$((attempts + 1))
     [ "$attempts" -lt 30 ] || exit 1

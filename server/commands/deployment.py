@@ -141,7 +141,7 @@ class LocalDeployment:
             security += ["--auth-supernode-private-key", str(self.certificates.node_key(name))]
         else:
             security = ["--insecure"]
-        command = [program("flower-supernode"), *security, "--superlink", self.node_address or self.address]
+        command = [program("goldfinch-supernode"), *security, "--superlink", self.node_address or self.address]
         command += ["--port", str(port), "--node-config", text]
         environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads), **SOON)
         child = self.processes.start(name, command, environment)

@@ -133,7 +133,13 @@ class Soak:
         return max((entry["round"] for entry in events(self.output, "round")), default=0)
 
     def later_round(self, number: int) -> bool:
-        """Whether round ``number`` has been done; the end of the run ends the wait, too."""
+        """Whether round ``number`` has been done; the end of the run ends the wait, too.
+
+        Nodes that ended start again, as they do under systemd.
+        """
+        time.sleep(0.3)
+        for name in self.deployment.nodes:
+            back(self, name)
         return self.done() >= number or not self.alive()
 
     # ---- processes ----
@@ -223,7 +229,6 @@ def network_cut(soak: Soak, client: str) -> None:
     cable.cut()
     time.sleep(soak.draw.choice([20, 90]))
     cable.mend()
-    back(soak, client)
 
 
 def network_slow(soak: Soak, client: str) -> None:
@@ -242,7 +247,6 @@ def twin(soak: Soak, client: str) -> None:
     second.stop()
     soak.deployment.children[client] = child
     soak.deployment.ports[client] = port
-    back(soak, client)
 
 
 def clock_behind(soak: Soak, client: str) -> None:
@@ -267,7 +271,6 @@ def disk_full(soak: Soak, client: str) -> None:
 
 def back(soak: Soak, client: str) -> None:
     """Start the node again if it ended: Flower takes some errors for final."""
-    time.sleep(1)
     if soak.deployment.children[client].process.poll() is not None:
         restart_until_admitted(soak.deployment, client)
 
@@ -314,8 +317,6 @@ def link_killed(soak: Soak, _: str) -> None:
             node = soak.deployment.children[name].process
             wait_until(lambda node=node: node.poll() is not None, f"the end of {name}")
             restart_until_admitted(soak.deployment, name)
-    for name in soak.deployment.nodes:
-        back(soak, name)
 
 
 OF_THE_SERVER: dict[str, Fault] = {"ServerApp killed": server_killed, "SuperLink killed": link_killed}
@@ -329,8 +330,9 @@ def inject(soak: Soak, name: str, client: str) -> None:
     soak.injected.append(found)
     fault(soak, client)
     if not soak.alive():
+        target = soak.done() + 1
         soak.go_on(10**6)
-        wait_until(lambda: soak.later_round(soak.done() + 1), "a round after the resume")
+        wait_until(lambda: soak.later_round(target), "a round after the resume")
     found.ended = time.time()
     found.rounds = (first, soak.begun() + 1)
     print(f"{name}: {client or 'server'}, rounds {first} to {found.rounds[1]}, {found.ended - found.began:.0f} s")

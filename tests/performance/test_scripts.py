@@ -99,7 +99,7 @@ def test_no_process_of_a_terminated_measurement_is_left(tmp_path: Path) -> None:
         script = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=stream, stderr=stream)
     try:
         end = time.monotonic() + 300
-        while not runs("flower-supernode", number):
+        while not runs("goldfinch-supernode", number):
             assert script.poll() is None, log.read_text()
             assert time.monotonic() < end, "no SuperNode was started"
             time.sleep(0.2)

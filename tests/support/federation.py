@@ -56,7 +56,7 @@ def trust(deployment: LocalDeployment) -> ssl.SSLContext:
 
 def start_stranger(deployment: LocalDeployment, name: str, address: str, arguments: Sequence[str]) -> Child:
     """A SuperNode with security options of its own."""
-    command = [program("flower-supernode"), "--superlink", address, "--port", str(free_port()), *arguments]
+    command = [program("goldfinch-supernode"), "--superlink", address, "--port", str(free_port()), *arguments]
     command += ["--node-config", 'domain="sketch"', "--max-retries", "2"]
     return deployment.processes.start(name, command, flower_environment(deployment.folder / "strangers" / name))
 

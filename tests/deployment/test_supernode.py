@@ -1,0 +1,59 @@
+"""A SuperNode that meets an error ends, so that a restart policy starts it again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cables import Cable
+from support.faults import wait_until
+from support.federation import wait_until_ended
+
+from server.commands.deployment import LocalDeployment
+
+pytestmark = pytest.mark.processes
+
+SECONDS = 60
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[str]:
+    """Address of a server that ends each connection in the middle of its TLS handshake."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.recv(1 << 16)  # all of it: with bytes left unread, the end of the connection would be a reset
+            connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: str) -> None:
+    """Flower's own program would go on, fetch no message, and say that it is healthy."""
+    deployment = LocalDeployment(tmp_path, {"here": {"domain": "sketch"}})
+    cable = Cable(deployment.address)
+    deployment.node_address = cable.address
+    try:
+        with deployment:
+            node = deployment.children["here"]
+            wait_until(lambda: "SuperNode ID" in node.log.read_text(), "admission")
+            cable.cut()
+            host, _, port = hangs_up.rpartition(":")
+            cable.target = host, int(port)
+            cable.mend()
+            wait_until_ended([node], SECONDS)
+            assert node.process.poll() == 1, node.tail()
+            assert "the SuperNode failed and ends; start it again" in node.tail()
+    finally:
+        cable.close()
