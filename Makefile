@@ -28,6 +28,9 @@ ifneq ($(filter-out $(KEPT),$(subst $(comma), ,$(EXTRAS))),)
 endif
 endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.txt
+# CHECK_HASHES=1: what was installed must have the hashes of docker/hashes.txt
+REPORT := $(if $(CHECK_HASHES),--report $(VENV)/installed.json)
+CHECKED := $(if $(CHECK_HASHES),$(BIN)/python docker/check_archives.py $(VENV)/installed.json docker/hashes.txt)
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults soak test-compose bench measure docs lint format doctor clean
@@ -46,8 +49,10 @@ $(STAMP): requirements.txt pyproject.toml
 	$(if $(OTHER_PYTHON),"$(PYTHON)" -m venv --clear $(VENV),test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV))
 	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
-	$(PIP) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
-	$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(PIP) $(REPORT) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
+	$(CHECKED)
+	$(PIP) $(REPORT) --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(CHECKED)
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
 	@echo $(KEPT) $(subst $(comma), ,$(EXTRAS)) "$$($(BIN)/python -c '$(VERSION)')" >$@
@@ -119,6 +124,9 @@ lock: $(STAMP) ## write requirements.txt anew from pyproject.toml, for every pla
 	{ head -1 requirements.txt; $(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)) docs timm heif,--extra $(extra)) \
 	  --universal --python-version 3.11 --no-annotate --no-header --constraint requirements.txt; } >requirements.new
 	mv requirements.new requirements.txt
+	{ head -1 docker/hashes.txt; $(BIN)/uv pip compile --quiet requirements.txt --generate-hashes --no-deps \
+	  --universal --python-version 3.11 --no-annotate --no-header; } >hashes.new
+	mv hashes.new docker/hashes.txt
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

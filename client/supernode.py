@@ -2,8 +2,8 @@
 
 ``goldfinch-supernode`` takes the arguments of ``flower-supernode``. An error in the main thread of the pinned Flower's
 SuperNode, such as a TLS handshake that a restarting server cut, ends that thread alone. The thread of the local
-interface goes on and answers ``/health`` with 200. No message is fetched any more, and neither systemd nor Docker starts
-the node again.
+interface goes on and answers ``/health`` with 200. No message is fetched any more, and neither systemd nor Docker
+starts the node again.
 """
 
 from __future__ import annotations

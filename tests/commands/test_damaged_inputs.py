@@ -70,6 +70,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has a ledger, too."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    assert main(["run", "--quiet", "method=fedavg", "privacy=gaussian", *TINY, f"output={folder}"]) == 0
+    assert (folder / "privacy.json").exists()
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
     """Raise after :data:`LIMIT` seconds what no command catches."""
@@ -204,6 +213,7 @@ def files_outside(folder: Path, run: Path) -> set[Path]:
 def test_records_with_other_values_give_a_message(
     command: str,
     original: Path,
+    private: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -215,8 +225,9 @@ def test_records_with_other_values_give_a_message(
         signal.alarm(LIMIT)
         draw = random.Random(f"{command} {trial}")
         folder = tmp_path / str(trial) / "run"
-        shutil.copytree(original, folder)
-        for file in draw.sample(RECORDS, draw.randint(1, 2)):
+        shutil.copytree(draw.choice([original, private]), folder)
+        records = [name for name in (*RECORDS, "privacy.json") if (folder / name).exists()]
+        for file in draw.sample(records, draw.randint(1, 2)):
             rewrite(folder / file, draw)
         before = files_outside(tmp_path / str(trial), folder)
         words = [
