@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -24,7 +24,6 @@ from rich.text import Text
 
 from common.errors import some_of
 from common.metrics import PARTIAL, named_missing
-from common.settings import RunSettings
 from common.text import duration, size
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
 from server.trackers.events import (
@@ -40,6 +39,9 @@ from server.trackers.events import (
     waiting_for,
 )
 from server.trackers.wait_lines import wait_lines
+
+if TYPE_CHECKING:  # it imports torch, which a terminal that only watches does not need
+    from common.settings import RunSettings
 
 SUMMARIES = ("average", "worst", "validation")
 BARS = "▁▂▃▄▅▆▇█"

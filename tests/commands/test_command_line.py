@@ -463,17 +463,19 @@ def test_a_table_of_a_run_that_was_stopped_names_report_and_resume(
     assert "goldfinch resume" in message
 
 
-@pytest.mark.parametrize("form", ["rich", "csv", "latex"])
-def test_a_table_is_shown_without_importing_torch(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["table", "--format", form] for form in ("rich", "csv", "latex")] + [["report", "--watch"]]
+)
+def test_runs_are_shown_and_watched_without_importing_torch(words: list[str], tmp_path: Path) -> None:
     assert main(["run", "--quiet", *TINY, "method=fedavg", f"output={tmp_path / 'run'}"]) == 0
     command = (
         "import sys; from server.cli import main; "
-        f"code = main(['table', {str(tmp_path / 'run')!r}, '--format', {form!r}]); "
+        f"code = main([*{words!r}, {str(tmp_path / 'run')!r}]); "
         "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "average" in done.stdout
+    assert "average" in done.stdout or "sketch" in done.stdout
 
 
 WATCHING = """
@@ -495,7 +497,7 @@ print(code, *sorted(large & set(sys.modules)))
 """
 
 
-def test_a_terminal_that_watches_imports_nothing_large_but_torch(tmp_path: Path) -> None:
+def test_a_terminal_that_submits_imports_nothing_large_but_torch(tmp_path: Path) -> None:
     """The settings are checked before a run is submitted, and their classes need torch."""
     words = [sys.executable, "-c", WATCHING]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)

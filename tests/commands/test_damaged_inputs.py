@@ -74,7 +74,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has a ledger, too."""
     folder = tmp_path_factory.mktemp("private") / "run"
-    assert main(["run", "--quiet", "method=fedavg", "privacy=gaussian", *TINY, f"output={folder}"]) == 0
+    assert main(["run", "--quiet", "method=fpl", "privacy=gaussian", *TINY, f"output={folder}"]) == 0
     assert (folder / "privacy.json").exists()
     return folder
 
