@@ -137,6 +137,8 @@ class Event(TypedDict):
 class Scores(TypedDict):
     """A run's scores by one rule."""
 
+    round: NotRequired[Integer]
+    rounds: NotRequired[Integer]
     accuracy: dict[Text, Finite]
     average: Finite
     worst: Finite
@@ -202,7 +204,11 @@ class Summary(TypedDict):
     scoring: NotRequired[Text]
     code: NotRequired[Text]
     rounds: Integer
+    rounds_held: NotRequired[Integer]
     rounds_skipped: Integer
+    key: NotRequired[Integer | None]
+    class_names: NotRequired[list[Text]]
+    clients: NotRequired[dict[Text, Integer]]
     stopped_early: NotRequired[EarlyStop]
     joined_batches: NotRequired[list[Text]]
     scored: Text
@@ -211,8 +217,10 @@ class Summary(TypedDict):
     missing: NotRequired[Missing]
     partial: NotRequired[bool]
     unseen: NotRequired[list[str]]
+    accuracy: NotRequired[dict[Text, Finite]]
     average: Finite | None
     worst: Finite | None
+    spread: NotRequired[Finite | None]
     validation: NotRequired[Validation]
     metrics: NotRequired[dict[Text, FinalMeasure]]
     answers: NotRequired[dict[Text, Integer]]
@@ -220,9 +228,12 @@ class Summary(TypedDict):
     privacy: NotRequired[Privacy]
     state_sha256: Text
     bytes: dict[Literal["up", "down"], Integer]
+    bytes_by_part: NotRequired[dict[Literal["up", "down"], dict[Text, Integer]]]
+    server_peak_bytes: NotRequired[Integer]
     wall_seconds: NotRequired[Finite]
     splits: NotRequired[dict[str, str]]
     versions: NotRequired[dict[str, str]]
+    processor: NotRequired[dict[Text, Text]]
 
 
 MAX_RECORD = 4 * 2**30

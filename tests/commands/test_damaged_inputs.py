@@ -26,6 +26,7 @@ from server.cli import main
 from server.commands.program import TRACEBACK
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
+from server.run.schema import Scores, Summary
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 LIMIT = 120
@@ -240,6 +241,14 @@ def test_records_with_other_values_give_a_message(
             faults.append(f"trial {trial}: status {status}, wrote {written}, {error}")
         shutil.rmtree(folder.parent)
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("folder", ["original", "private"])
+def test_every_entry_of_a_summary_is_checked_when_it_is_read(folder: str, request: pytest.FixtureRequest) -> None:
+    summary = json.loads((request.getfixturevalue(folder) / "summary.json").read_text())
+    assert set(summary) <= set(Summary.__annotations__)
+    for score in summary["scores"].values():
+        assert set(score) <= set(Scores.__annotations__)
 
 
 def with_entry(path: Path, *keys: str) -> None:
