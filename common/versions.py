@@ -25,6 +25,10 @@ PACKAGES = (
     "triton",
 )
 CODE = ("common", "strategies", "client", "server", "conf")
+"""The packages that a run computes with."""
+
+INTERFACE = "goldfinch"
+"""The package that a user's classes import names from. It has none of its own that a round uses."""
 
 
 def place_of(package: str) -> Path | None:

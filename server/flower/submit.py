@@ -31,7 +31,7 @@ from common.errors import ConfigError, EngineError
 from common.extras import install_command
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
-from common.versions import CODE, VERSION
+from common.versions import CODE, INTERFACE, VERSION
 from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
@@ -346,7 +346,7 @@ def write_bundle(folder: Path) -> Path:
         folder: a folder that does not exist yet.
     """
     folder.mkdir(parents=True)
-    for package in CODE:
+    for package in (*CODE, INTERFACE):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     for group in CONF.iterdir():
         if not group.is_dir():

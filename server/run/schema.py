@@ -22,6 +22,9 @@ Finite = Annotated[Number, Field(allow_inf_nan=False)]
 Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
+Key = Annotated[int, Field(gt=-(2**128), lt=2**128)]
+"""A seed, or what a deployment draws its participants from (:data:`server.run.rounds.KEY_BITS`)."""
+
 Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""
 
@@ -206,7 +209,7 @@ class Summary(TypedDict):
     rounds: Integer
     rounds_held: NotRequired[Integer]
     rounds_skipped: Integer
-    key: NotRequired[Integer | None]
+    key: NotRequired[Key | None]
     class_names: NotRequired[list[Text]]
     clients: NotRequired[dict[Text, Integer]]
     stopped_early: NotRequired[EarlyStop]

@@ -24,8 +24,10 @@ from support.faults import small_disk, trials
 from common import choices
 from server.cli import main
 from server.commands.program import TRACEBACK
+from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
+from server.run.rounds import KEY_BITS
 from server.run.schema import Scores, Summary
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
@@ -249,6 +251,15 @@ def test_every_entry_of_a_summary_is_checked_when_it_is_read(folder: str, reques
     assert set(summary) <= set(Summary.__annotations__)
     for score in summary["scores"].values():
         assert set(score) <= set(Scores.__annotations__)
+
+
+def test_the_key_of_a_deployment_is_larger_than_other_numbers(original: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(original, folder)
+    key = 2**KEY_BITS - 1
+    record = folder / "summary.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "key": key}))
+    assert RunFolder(folder).summary["key"] == key
 
 
 def with_entry(path: Path, *keys: str) -> None:

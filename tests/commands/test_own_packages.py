@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,14 @@ def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(fo
     conf = write_bundle(tmp_path / "bundle") / "conf"
     assert (conf / "method" / "qfair.yaml").read_text() == (folder / "method" / "qfair.yaml").read_text()
     assert (conf / "config.yaml").read_text() == (CONF / "config.yaml").read_text()
+
+
+def test_where_a_bundle_runs_a_class_of_ones_own_imports_its_names_from_goldfinch(tmp_path: Path) -> None:
+    """Flower puts the bundle first on the path."""
+    bundle = write_bundle(tmp_path / "bundle")
+    lines = f"import sys; sys.path.insert(0, {str(bundle)!r}); import client.app; from goldfinch import Batch; print(Batch)"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "strategies.core.exchange.Batch" in done.stdout, done.stderr
 
 
 def test_what_flower_starts_elsewhere_finds_the_package_by_a_relative_path(
