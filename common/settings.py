@@ -31,7 +31,7 @@ from common.config import (
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect
-from common.data.protocols import Protocol
+from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
 from common.errors import ConfigError, nearest
@@ -297,6 +297,22 @@ class RunSettings:
     raw: Mapping[str, Any] = field(repr=False)
 
     @cached_property
+    def clients(self) -> tuple[ClientSpec, ...]:
+        """The clients: those of the protocol, or one that holds the samples of all of them (:attr:`Method.pools`)."""
+        found = self.protocol.clients(self.data)
+        if self.method.pools:
+            return (ClientSpec.pooled(found),)
+        return found
+
+    @property
+    def local_steps(self) -> int | None:
+        """Batches after which a local epoch stops: ``train.local_steps`` for each client whose samples it has."""
+        steps = self.train.local_steps
+        if steps is not None and self.method.pools:
+            steps *= len(self.protocol.clients(self.data))
+        return steps
+
+    @cached_property
     def identity(self) -> str:
         """16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`.
 
@@ -392,12 +408,12 @@ class RunSettings:
         return bool(self.method.scheduled) or self.train.schedule == "cosine"
 
     def _clients_by_domain(self) -> dict[str, int]:
-        return dict(Counter(spec.domain for spec in self.protocol.clients(self.data)))
+        return dict(Counter(spec.domain for spec in self.clients))
 
     @cached_property
     def unseen_domains(self) -> tuple[str, ...]:
         """The test domains without a client, so without training samples."""
-        held = self._clients_by_domain()
+        held = {spec.domain for spec in self.protocol.clients(self.data)}
         return tuple(domain for domain in self.protocol.test_domains(self.data) if domain not in held)
 
     @property
@@ -472,9 +488,10 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         chosen = raw["choices"]
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
     settings = construct(RunSettings, values)
-    clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    clients = settings.clients  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     check_kept_step(settings)
+    _check_pooled(settings)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
@@ -543,6 +560,27 @@ def check_kept_step(settings: RunSettings) -> None:
             f"method={settings.method.name}: each client keeps a correction that must equal what the server made of "
             f"its updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
             f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
+        )
+
+
+def check_deployable(settings: RunSettings) -> None:
+    """Refuse what is only simulated: a deployment never does it, neither its server nor its devices.
+
+    Raises:
+        ConfigError: the method is a bound of tables; the message says what to set.
+    """
+    if settings.method.bound:
+        raise ConfigError(
+            f"method={settings.method.name} is the {settings.method.bound} bound of a table and no federation, so it "
+            "is only simulated: set engine=inline or engine=ray, or choose another method"
+        )
+
+
+def _check_pooled(settings: RunSettings) -> None:
+    if settings.method.pools and isinstance(settings.privacy, GaussianPrivacy):
+        raise ConfigError(
+            f"method={settings.method.name} has all clients' images in one place, so there is nothing that privacy="
+            f"{settings.choices['privacy']} could protect: set privacy=none"
         )
 
 

@@ -253,6 +253,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
         "answers": history.answers(),
         "scored": _scored(settings.method),
+        "bound": settings.method.bound,
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
         "worst": final.get("worst"),

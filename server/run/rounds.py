@@ -16,7 +16,7 @@ from typing import Any
 from common.errors import ConfigError, EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings, inspect_run
+from common.settings import RunSettings, check_deployable, inspect_run
 from common.storage import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
@@ -52,7 +52,7 @@ class RoundLoop:
         stop: called before every round; ``True`` ends the run. The last round's checkpoint is kept.
 
     Raises:
-        ConfigError: the devices of a deployment would receive ``rounds.key``.
+        ConfigError: the devices of a deployment would receive ``rounds.key``, or the settings are only simulated.
 
     Attributes:
         state: the present global state.
@@ -77,6 +77,7 @@ class RoundLoop:
         self.federation = Federation(settings)
         self.registry = self.federation.registry
         if not engine.simulated:
+            check_deployable(settings)
             self.registry.key = _secret_key(settings)
         folder = settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", settings.rounds.checkpoints)

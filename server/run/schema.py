@@ -212,6 +212,7 @@ class Summary(TypedDict):
     stopped_early: NotRequired[EarlyStop]
     joined_batches: NotRequired[list[Text]]
     scored: Text
+    bound: NotRequired[Literal["lower", "upper"] | None]
     scores: dict[str, Scores]
     images: NotRequired[dict[Text, Integer]]
     missing: NotRequired[Missing]

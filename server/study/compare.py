@@ -170,6 +170,7 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
                 seconds,
                 dict(trial.params),
                 code=code_sha256(),
+                bound=study.entrant.settings.method.bound or "",
             )
         )
     best = best_trial(tuned)
@@ -209,6 +210,7 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         str(summary["state_sha256"]),
         run.code_by_package["goldfinch"],
         str(summary["scored"]),
+        str(summary.get("bound") or ""),
     )
 
 
