@@ -130,7 +130,10 @@ class Device:
                 training.append(train)
                 validation.append(validated)
             self._split_sha256 = hashes.get(self.spec.id) or combined_hash(hashes)
-            self._own = joined(training).to(self.torch_device), joined(validation).to(self.torch_device)
+            train = joined(training)
+            if self.simulated and self.spec.id in self.settings.attack.clients:
+                train = self.settings.attack.data(train, self.settings.data.class_count)
+            self._own = train.to(self.torch_device), joined(validation).to(self.torch_device)
         return self._own
 
     def _read(self, spec: ClientSpec) -> tuple[Split, Split, str]:

@@ -253,11 +253,17 @@ def _aggregation(value: Any) -> Any:
     return value
 
 
+def _attack(value: Any) -> Any:
+    check(hasattr(value, "clients"), f"must be an attack (strategies.core.attacks); got {type(value).__name__}")
+    return value
+
+
 @checked
 class RunSettings:
     """Settings of one run: method, data, training, and the folder of its output.
 
-    ``method`` to ``views``, ``aggregation`` and ``privacy`` are the objects that their groups' ``_target_`` names.
+    ``method`` to ``views``, ``aggregation``, ``attack`` and ``privacy`` are the objects that their groups' ``_target_``
+    names.
 
     Args:
         method: a ``strategies.core.method.Method``, a class that this package cannot import.
@@ -268,6 +274,7 @@ class RunSettings:
         train: rounds and local training.
         rounds: how the server runs rounds.
         aggregation: the server's rule of averaging, a ``strategies.core.aggregation.Mean``.
+        attack: what hostile clients of a simulation do, a ``strategies.core.attacks.Attack``.
         own_metric: a metric of the user's own, which devices compute besides accuracy and loss.
         seed: seed of initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder that the run writes to; absolute, or relative to the working directory.
@@ -286,6 +293,7 @@ class RunSettings:
     train: TrainSettings
     rounds: RoundSettings
     aggregation: Annotated[Any, AfterValidator(_aggregation)]
+    attack: Annotated[Any, AfterValidator(_attack)]
     own_metric: OwnMetric
     seed: Natural
     output: str
@@ -470,14 +478,15 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # a copy, with what older runs lack
+    added = {"own_metric": "common.own_metric.NoMetric", "attack": "strategies.core.attacks.NoAttack"}
+    raw = {**{key: {"_target_": target} for key, target in added.items()}, **raw}  # a copy, with what older runs lack
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in (*groups, "own_metric"):
+    for key in (*groups, *added):
         values[key] = build(raw[key], key, targets.get(key))
         if is_described_by_no_file(raw, key):
             raw[key] = completed(raw[key], values[key])
@@ -492,6 +501,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     check_kept_step(settings)
     _check_pooled(settings)
+    _check_attack(settings)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
@@ -567,8 +577,13 @@ def check_deployable(settings: RunSettings) -> None:
     """Refuse what is only simulated: a deployment never does it, neither its server nor its devices.
 
     Raises:
-        ConfigError: the method is a bound of tables; the message says what to set.
+        ConfigError: the method is a bound of tables, or clients are to attack; the message says what to set.
     """
+    if settings.attack.clients:
+        raise ConfigError(
+            f"attack={settings.choices['attack']}: clients attack in a simulation only, and no device ever does: set "
+            "engine=inline or engine=ray, or attack=none"
+        )
     if settings.method.bound:
         raise ConfigError(
             f"method={settings.method.name} is the {settings.method.bound} bound of a table and no federation, so it "
@@ -582,6 +597,13 @@ def _check_pooled(settings: RunSettings) -> None:
             f"method={settings.method.name} has all clients' images in one place, so there is nothing that privacy="
             f"{settings.choices['privacy']} could protect: set privacy=none"
         )
+
+
+def _check_attack(settings: RunSettings) -> None:
+    known = [spec.id for spec in settings.clients]
+    for client in settings.attack.clients:
+        if client not in known:
+            raise ConfigError(f"attack.clients: the protocol has no client {client}; {nearest(client, known)}")
 
 
 def _check_metrics(settings: RunSettings) -> None:

@@ -23,6 +23,8 @@ OWN_MODELS = "* scored with each client's own model, on its own domain; not rank
 
 BOUNDS = "bounds, never ranked: each client alone (lower), all clients' images in one place (upper)"
 
+ATTACKED = "under attack: the named clients were hostile, in a simulation"
+
 BEST = "Bold: the best; the 95 % interval of its paired difference over seeds from every other row excludes 0"
 
 OVER_SEEDS = "mean ± standard deviation over seeds"
@@ -233,6 +235,8 @@ def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
         lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
     if frame["best"].any():
         lines.append(BEST)
+    if any(run.attack for run in board.runs):
+        lines.append(ATTACKED)
     if board.bounds:
         lines.append(f"{', '.join(board.bounds)}: {BOUNDS}")
     return [*lines, *board.notes()]
@@ -353,6 +357,7 @@ def json_table(board: Board, rule: str) -> dict[str, Any]:
                 "method": group.label,
                 "own_models": group.personal,
                 "bound": group.bound,
+                "attack": group.runs[0].attack,
                 **{fact.name: fact.value(group) for fact in FACTS},
                 "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
                 "runs": [str(run.folder) for run in group.runs],

@@ -51,7 +51,7 @@ BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.
 EVALUATED = "exported model"
 """What ``summary.json`` says was scored where nothing was trained: there is no model to export."""
 
-SHOWN_IN_MARKS = ("train.rounds",)
+SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
 """Settings that are left out of a row's label, because its marks show them."""
 
 
@@ -64,7 +64,8 @@ class Group:
         runs: one for each seed, ascending.
         duplicates: further runs of the same seed and the same final state; they do not count.
         contradictions: further runs of the same seed and another final state; they do not count.
-        marks: that it is a bound, and differences from most rows of the table besides settings: code, rounds, seeds.
+        marks: that it is a bound or was attacked, and differences from most rows of the table besides settings: code,
+            rounds, seeds.
     """
 
     label: str
@@ -715,8 +716,10 @@ def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[s
 
 
 def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return that ``group`` is a bound, and in what it differs from most groups of its board: code, rounds, seeds."""
+    """Return that ``group`` is a bound or was attacked, and its differences from most groups: code, rounds, seeds."""
     found: list[str] = []
+    if group.runs[0].attack:
+        found.append(f"under attack: {group.runs[0].attack}")
     if group.bound:
         found.append(f"{group.bound} bound")
     codes: Counter[tuple[str, str]] = Counter()

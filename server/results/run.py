@@ -20,7 +20,7 @@ from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.regular_files import read_small
-from common.run_config import check_trusted, read_config, result_settings
+from common.run_config import attack_text, check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.text import printable
 from common.versions import CODE, hash_of_files
@@ -492,6 +492,11 @@ class RunFolder:
         if "scored" in self.summary:
             return bool(self.summary["scored"] == "own model")
         return bool(self._of_method("personal"))
+
+    @property
+    def attack(self) -> str:
+        """The attack and its hostile clients, such as ``sign_flip by signs-0``; empty if no client was hostile."""
+        return attack_text(self.config)
 
     @cached_property
     def bound(self) -> str | None:

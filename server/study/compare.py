@@ -14,6 +14,7 @@ from rich.console import Console
 from common.choices import folder_options
 from common.errors import ConfigError, EngineError
 from common.extras import libraries_of
+from common.run_config import attack_text
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
@@ -215,11 +216,14 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
 
 
 def board_of(study: TuningStudy) -> str:
-    """Return what a comparison is of: data set, net, views and, if all methods have the same, weighting."""
+    """Return what a comparison is of: data set, net, views, the weighting of all methods, and the attack."""
     choices = study.entrant.settings.choices
     parts = [choices["data"], choices["model"], f"views_{choices['views']}"]
     if study.rules.weighting:
         parts.append(study.rules.weighting)
+    attack = attack_text(study.entrant.settings.raw)
+    if attack:
+        parts.append(f"under attack: {attack}")
     return "-".join(parts)
 
 
@@ -273,6 +277,9 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
     """Return the page of a comparison in Markdown: its command, what its rows share, and its tables."""
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
+    attack = attack_text(settings.raw)
+    if attack:
+        weighting += f", under attack: {attack}"
     lines = [
         f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
         "",
