@@ -17,7 +17,7 @@ from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.client_state import ClientStore, Version
-from common.data.batches import Split, joined
+from common.data.batches import Split, union_of
 from common.data.inspection import compare
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
@@ -130,10 +130,10 @@ class Device:
                 training.append(train)
                 validation.append(validated)
             self._split_sha256 = hashes.get(self.spec.id) or combined_hash(hashes)
-            train = joined(training)
+            train = union_of(training)
             if self.simulated and self.spec.id in self.settings.attack.clients:
                 train = self.settings.attack.data(train, self.settings.data.class_count)
-            self._own = train.to(self.torch_device), joined(validation).to(self.torch_device)
+            self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
         return self._own
 
     def _read(self, spec: ClientSpec) -> tuple[Split, Split, str]:

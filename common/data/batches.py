@@ -77,7 +77,7 @@ class Split:
         return torch.bincount(self.labels, minlength=class_count)
 
 
-def joined(splits: Sequence[Split]) -> Split:
+def union_of(splits: Sequence[Split]) -> Split:
     """Return the samples of all ``splits``, one after the other; the split itself if there is one."""
     if len(splits) == 1:
         return splits[0]

@@ -671,7 +671,7 @@ class RunFolder:
 
     def _parts(self, client: ClientSpec) -> tuple[Split, Split]:
         """Return a client's training samples and its validation samples."""
-        from common.data.batches import joined
+        from common.data.batches import union_of
 
         training: list[Split] = []
         validation: list[Split] = []
@@ -680,7 +680,7 @@ class RunFolder:
             trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
             training.append(domain.train.subset(trained))
             validation.append(domain.train.subset(validated))
-        return joined(training), joined(validation)
+        return union_of(training), union_of(validation)
 
     def sample(self, domain: str, count: int) -> Split:
         """Return at most ``count`` test images of a domain, classes in turn; every call returns the same."""
