@@ -159,7 +159,7 @@ def attack_text(raw: Mapping[str, Any]) -> str:
     clients = node.get("clients", [])
     if not clients:
         return ""
-    name = str(raw["choices"].get("attack", node["_target_"])).rpartition(".")[2]
+    name = str(raw["choices"].get("attack") or node.get("_target_")).rpartition(".")[2]
     return f"{name} by {', '.join(map(printable, clients))}"
 
 
