@@ -62,10 +62,15 @@ class StudyRun:
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
-    """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them."""
+    """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them.
+
+    Without a bound among the methods there is no such column, as in files from before there were bounds.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
+    if not any(run.bound for run in runs):
+        names.remove("bound")
     writer.writerow(names)
     for run in runs:
         cells: list[str] = []

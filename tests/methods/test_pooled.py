@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.container import BarContainer
+from support.boards import read_runs
 from support.runs import Run, run
 from support.toy import DOMAINS, TRAIN, Toy, method_at_defaults, toy_settings
 
@@ -21,7 +22,7 @@ from server.results.frames import score_frame, score_sheet
 from server.results.groups import Board, comparable, group_runs, leader, ranked
 from server.results.run import RunFolder
 from server.run.rounds import RoundLoop
-from server.study.ranking import StudyRun, rank_methods, ranked_table
+from server.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
 
 
 def toy(output: Path, **more: object) -> Run:
@@ -178,7 +179,7 @@ def final(method: str, study: int, score: float, bound: str = "") -> StudyRun:
     )
 
 
-def test_a_comparison_never_ranks_or_tests_a_bound() -> None:
+def test_a_comparison_never_ranks_or_tests_a_bound(tmp_path: Path) -> None:
     runs: list[StudyRun] = []
     for study in range(3):
         runs.append(final("pooled", study, 99.0 + study / 10, "upper"))
@@ -195,4 +196,6 @@ def test_a_comparison_never_ranks_or_tests_a_bound() -> None:
     tested = next(row for row in table.rows if row.method == "fpl")
     assert tested.difference is not None
     assert tested.p == tested.difference.p, "Holm's family has one test"
+    (tmp_path / "runs.csv").write_text(runs_csv(runs))
+    assert read_runs(tmp_path / "runs.csv") == runs
     assert "single_set, pooled: bounds, never ranked or tested" in ranked_table(table)
