@@ -312,7 +312,7 @@ class RunSettings:
             return (ClientSpec.pooled(found),)
         return found
 
-    @property
+    @cached_property
     def local_steps(self) -> int | None:
         """Batches after which a local epoch stops: ``train.local_steps`` for each client whose samples it has."""
         steps = self.train.local_steps
