@@ -4,11 +4,9 @@
     python bench/poisoning.py --table   # the tables of what is there
     python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
-Clients of different domains train for 15 rounds. Hostile clients, drawn by the seed, train honestly and change what
-they send; for label flip they change what they learn from. They know the defence and what the honest clients send: "at
-the bound" means a thousand times too long, so that a bound scales the update to exactly the longest that is accepted.
-Honest clients that are unlike the others have other data. Everything else is the shipped code. Runs are inline, in this
-process, on one thread.
+Clients of different domains train for 15 rounds. Hostile clients are drawn by the seed; what they do is the setting
+``attack`` (``strategies/core/attacks.py``). Honest clients that are unlike the others have other data. Everything else
+is the shipped code. Runs are inline, in this process, on one thread.
 """
 
 from __future__ import annotations
@@ -31,37 +29,40 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
+from common.config import checked
 from common.data.batches import Split
 from common.errors import EngineError
 from common.numerics import generator
-from common.prototypes import PrototypeSet
 from common.settings import RunSettings, load_settings
-from common.wire.messages import SCALED, Registration, Request
+from common.wire.messages import SCALED
 from common.wire.payload import Payload
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
-from server.run.engine import Admit, Failure, Reply
 from server.run.rounds import RoundLoop
 from server.run.schema import REPLIES, read_lines
+from strategies.core.attacks import AT_THE_BOUND, Seen, SignFlip, drawn, stepped, steps_of
 
 RESULTS = Path(__file__).parent / "results" / "poisoning.csv"
 SEEDS = (0, 1, 2)
 METHODS = ("fedavg", "fpl")
 
-ATTACKS = {
-    "none": "no client is hostile",
-    "absent": "every update of the hostile client is lost: what remains if a defence recognises it at once",
-    "sign flip": "the update with the opposite sign, at the bound; prototypes too",
-    "quiet sign flip": "the update with the opposite sign and its own length; prototypes too",
-    "blind flip": "sign flip at the bound; 4,096 numbers are replaced so that a sum drawn from the seed looks honest",
-    "framing": "the opposite of the update of one honest client, at the bound",
-    "noise, 9e6 samples": "a random step at the bound, from a client that registers nine million samples",
-    "label flip": "label y is trained as K - 1 - y",
-    "prototype roll": "each class is sent another class's prototype, at the bound",
-    "variances": "running variances a thousand times as large",
-    "little is enough": "mean minus 1.5 standard deviations of the honest updates (Baruch et al., 2019)",
-    "inner product": "the negative mean of the honest updates, at the bound (Xie et al., 2020)",
+ATTACKS: dict[str, str] = {
+    "none": "",
+    "absent": "absent",
+    "sign flip": "sign_flip",
+    "quiet sign flip": "sign_flip",
+    "blind flip": "bench.poisoning.BlindFlip",
+    "framing": "framing",
+    "noise, 9e6 samples": "noise",
+    "label flip": "label_flip",
+    "prototype roll": "prototype_roll",
+    "variances": "variances",
+    "little is enough": "little_is_enough",
+    "inner product": "inner_product",
 }
+"""The attack of each case, as ``goldfinch run attack=`` has it."""
+
+STRENGTHS = {"quiet sign flip": "attack.strength=1.0"}
 UNLIKE = {
     "one class": "as many images of one class as the others have of all, or all that the domain has",
     "two classes": "the same with two classes",
@@ -85,7 +86,6 @@ DEFENCES: dict[str, tuple[str, ...]] = {
 """Overrides of each defence. ``mean`` is what runs by default."""
 
 ROUNDS = 15
-AT_THE_BOUND = 1000.0
 BLIND = 4096
 """Numbers that "blind flip" replaces."""
 
@@ -155,33 +155,36 @@ def key_of(outcome: Outcome) -> Key:
     return (outcome.federation, outcome.method, outcome.case, outcome.defence, outcome.seed)
 
 
-class ChangedEngine:
-    """The inline engine with some clients' data, registrations or replies changed.
+@checked
+class BlindFlip(SignFlip):
+    """Sign flip at the bound, in which 4,096 numbers are replaced so that a sum drawn from the seed looks honest.
+
+    It was made against a comparison of directions that Goldfinch once had.
+    """
+
+    def sent(self, payload: Payload, seen: Seen) -> Payload | None:
+        """Return the flipped update, whose first block of :data:`BLIND` numbers is replaced."""
+        flipped = super().sent(payload, seen)
+        assert flipped is not None
+        return stepped(flipped, seen.message, blinded(steps_of(payload, seen.message), seen.seed))
+
+
+class UnlikeEngine:
+    """The inline engine with the data of one honest client changed.
 
     Args:
         settings: the run's settings.
-        case: one of :data:`ATTACKS` or :data:`UNLIKE`.
-        count: number of hostile clients.
+        case: one of :data:`UNLIKE`; of another case no data are changed.
+        subject: the client.
     """
 
     simulated = True
 
-    def __init__(self, settings: RunSettings, case: str, count: int) -> None:
+    def __init__(self, settings: RunSettings, case: str, subject: str) -> None:
         self.inner = InlineEngine(settings)
-        self.settings, self.case = settings, case
-        self.registered: dict[str, dict[str, Any]] = {}
-        clients = sorted(self.inner.devices)
-        order = torch.randperm(len(clients), generator=generator(settings.seed, "hostile")).tolist()
-        drawn = [clients[index] for index in order]
-        self.hostile = set(drawn[:count])
-        if case == "none":
-            self.hostile = set()
-        self.subject = SUBJECTS.get(case, drawn[count])
+        self.register, self.exchange, self.close = self.inner.register, self.inner.exchange, self.inner.close
+        self.settings, self.case, self.subject = settings, case, subject
         self.own_split: Callable[[Split], Split] = lambda split: split
-        last = settings.data.class_count - 1
-        if case == "label flip":
-            for client in self.hostile:
-                self._change_data(client, lambda split: replace(split, labels=last - split.labels))
         if case in UNLIKE:
             self._make_unlike()
 
@@ -220,100 +223,6 @@ class ChangedEngine:
             _, logits = model.eval()(self.settings.data.augmentation.test(split.images))
         return 100 * float((logits.argmax(1) == split.labels).double().mean())
 
-    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
-        """See :class:`server.run.engine.Engine`."""
-
-        def admit_changed(registration: Registration) -> str | None:
-            if self.case == "noise, 9e6 samples" and registration.client in self.hostile:
-                counts = [count * 9_000_000 // registration.samples for count in registration.class_counts]
-                registration = replace(registration, samples=sum(counts), class_counts=counts)
-                self.registered[registration.client] = {"samples": sum(counts), "class_counts": counts}
-            return admit(registration)
-
-        return self.inner.register(expected, admit_changed, seconds)
-
-    def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
-    ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.run.engine.Engine`."""
-        replies, failures = self.inner.exchange(message, requests, seconds, **more)
-        honest: dict[str, Payload] = {}
-        for reply in replies:
-            if reply.client not in self.hostile and requests[reply.client].train:
-                honest[reply.client] = reply.payload
-        sent: list[Reply] = []
-        for reply in replies:
-            request = requests[reply.client]
-            if reply.client in self.hostile and request.train:
-                if self.case == "absent":
-                    failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
-                    continue
-                reply = replace(reply, payload=self.changed(reply.payload, message, request, honest))
-            if reply.client in self.registered:
-                reply = replace(reply, answer=replace(reply.answer, **self.registered[reply.client]))
-            sent.append(reply)
-        return sent, failures
-
-    def changed(self, payload: Payload, message: Payload, request: Request, honest: Mapping[str, Payload]) -> Payload:
-        """Return what the hostile client sends."""
-        case = self.case
-        if case in ("sign flip", "blind flip"):
-            sent = scaled(payload, message, -AT_THE_BOUND)
-            if case == "blind flip":
-                sent = stepped(sent, message, blinded(steps_of(payload, message), self.settings.seed))
-            return sent
-        if case == "quiet sign flip":
-            return scaled(payload, message, -1.0)
-        if case == "framing":
-            against = steps_of(honest[self.subject], message) if self.subject in honest else {}
-            return stepped(payload, message, {name: -AT_THE_BOUND * step for name, step in against.items()})
-        if case == "noise, 9e6 samples":
-            return stepped(payload, message, random_steps(payload, message, request))
-        if case == "prototype roll" and payload.prototypes is not None and len(payload.prototypes):
-            sets = payload.prototypes
-            rolled = PrototypeSet(AT_THE_BOUND * sets.vectors.roll(1, 0), sets.labels, sets.weights)
-            return replace(payload, prototypes=rolled)
-        if case == "variances":
-            large = {name: 1000 * tensor for name, tensor in payload.weights.items() if name.endswith("running_var")}
-            return replace(payload, weights={**payload.weights, **large})
-        if case in ("little is enough", "inner product"):
-            steps: dict[str, Tensor] = {}
-            for name, stacked in honest_steps(honest, message).items():
-                steps[name] = -AT_THE_BOUND * stacked.mean(0)
-                if case == "little is enough":
-                    steps[name] = stacked.mean(0) - 1.5 * stacked.std(0)
-            return stepped(payload, message, steps)
-        return payload
-
-    def close(self) -> None:
-        """See :class:`server.run.engine.Engine`."""
-        self.inner.close()
-
-
-def steps_of(payload: Payload, message: Payload) -> dict[str, Tensor]:
-    """Return how far each parameter moved; running statistics and counters are none."""
-    steps: dict[str, Tensor] = {}
-    for name, tensor in payload.weights.items():
-        if tensor.is_floating_point() and "running_" not in name:
-            steps[name] = tensor - message.weights[name]
-    return steps
-
-
-def stepped(payload: Payload, message: Payload, steps: Mapping[str, Tensor]) -> Payload:
-    """Return the payload with other steps; running statistics stay honest."""
-    moved = {name: message.weights[name] + step for name, step in steps.items()}
-    return replace(payload, weights={**payload.weights, **moved})
-
-
-def scaled(payload: Payload, message: Payload, factor: float) -> Payload:
-    """Return the payload with its step and its prototypes multiplied by ``factor``."""
-    steps = {name: factor * step for name, step in steps_of(payload, message).items()}
-    changed = stepped(payload, message, steps)
-    if payload.prototypes is None:
-        return changed
-    vectors = factor * payload.prototypes.vectors
-    return replace(changed, prototypes=PrototypeSet(vectors, payload.prototypes.labels, payload.prototypes.weights))
-
 
 def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """Return the flipped step at the bound, whose first block of :data:`BLIND` numbers is replaced.
@@ -331,22 +240,6 @@ def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     return {name: part.view(steps[name].shape) for name, part in zip(steps, parts, strict=True)}
 
 
-def random_steps(payload: Payload, message: Payload, request: Request) -> dict[str, Tensor]:
-    """Return random steps at the bound, in each tensor in proportion to the honest step."""
-    draws = generator(0, "noise", request.client, request.round)
-    steps: dict[str, Tensor] = {}
-    for name, step in steps_of(payload, message).items():
-        deviation = step.std() if step.numel() > 1 else step.abs().sum()
-        steps[name] = AT_THE_BOUND * deviation * torch.randn(step.shape, generator=draws)
-    return steps
-
-
-def honest_steps(honest: Mapping[str, Payload], message: Payload) -> dict[str, Tensor]:
-    """Return the honest clients' steps, stacked, by parameter."""
-    steps = [steps_of(payload, message) for payload in honest.values()]
-    return {name: torch.stack([each[name] for each in steps]) for name in steps[0]}
-
-
 def run(federation: str, method: str, case: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
     """Run one federation and return its row."""
     count, overrides, _ = FEDERATIONS[federation]
@@ -354,9 +247,16 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
     started = time.process_time()
     average = worst = own = math.nan
     with tempfile.TemporaryDirectory() as folder:
-        settings = load_settings([*COMMON, *overrides, *chosen, f"output={folder}"])
+        chosen = [*COMMON, *overrides, *chosen, f"output={folder}"]
+        clients = drawn(sorted(spec.id for spec in load_settings(chosen).clients), seed)
+        hostile = clients[:count] if ATTACKS.get(case) else []
+        if hostile:
+            chosen += [f"attack={ATTACKS[case]}", f"attack.clients=[{','.join(hostile)}]"]
+        if case in STRENGTHS:
+            chosen.append(STRENGTHS[case])
+        settings = load_settings(chosen)
         prepare_output(settings)
-        engine = ChangedEngine(settings, case, count)
+        engine = UnlikeEngine(settings, case, SUBJECTS.get(case, clients[count]))
         rounds = RoundLoop(settings, engine)
         try:
             rounds.run()
@@ -370,11 +270,11 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
         engine.close()
         rows = read_lines(Path(folder) / REPLIES)
     altered = Counter(row["client"] for row in rows if row["status"] == SCALED)
-    hostile = sum(altered[client] for client in engine.hostile)
+    scaled = sum(altered[client] for client in hostile)
     where = environment(torch.device("cpu"))
     return Outcome(
         federation, method, case, defence, seed, round(average, 3), round(worst, 3), engine.subject, round(own, 3),
-        altered.total() - hostile, hostile, altered[engine.subject], sum(row["status"] == "refused" for row in rows),
+        altered.total() - scaled, scaled, altered[engine.subject], sum(row["status"] == "refused" for row in rows),
         rounds.state.sha256()[:16], round(time.process_time() - started, 2),
         str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip

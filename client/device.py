@@ -17,7 +17,7 @@ from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.client_state import ClientStore, Version
-from common.data.batches import Split
+from common.data.batches import Split, union_of
 from common.data.inspection import compare
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
@@ -28,7 +28,7 @@ from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
-from common.versions import package_versions
+from common.versions import combined_hash, package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size
@@ -122,19 +122,32 @@ class Device:
     def _own_data(self) -> tuple[Split, Split]:
         """Return the client's training split and its validation split."""
         if self._own is None:
-            domain = self.settings.data.load(self.spec.domain, self.data_root)
-            if not self.simulated and not self.privacy.counts:
-                compare(self.settings.data, [domain])
-            trained, validated = self.settings.protocol.parts(domain, self.spec, self.settings.seed)
-            self.privacy.note_training(domain, trained, self.scores)
-            hashed = [trained, domain.train.labels]
-            if len(validated):
-                hashed.append(validated)
-            self._split_sha256 = split_hash(self.settings.data.name, self.spec, *hashed)
-            train = domain.train.subset(trained).to(self.torch_device)
-            validation = domain.train.subset(validated).to(self.torch_device)
-            self._own = train, validation
+            training: list[Split] = []
+            validation: list[Split] = []
+            hashes: dict[str, str] = {}
+            for spec in self.spec.holds:
+                train, validated, hashes[spec.id] = self._read(spec)
+                training.append(train)
+                validation.append(validated)
+            self._split_sha256 = hashes.get(self.spec.id) or combined_hash(hashes)
+            train = union_of(training)
+            if self.simulated and self.spec.id in self.settings.attack.clients:
+                train = self.settings.attack.data(train, self.settings.data.class_count)
+            self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
         return self._own
+
+    def _read(self, spec: ClientSpec) -> tuple[Split, Split, str]:
+        """Return the training split and the validation split of a client of the protocol, and the hash of both."""
+        domain = self.settings.data.load(spec.domain, self.data_root)
+        if not self.simulated and not self.privacy.counts:
+            compare(self.settings.data, [domain])
+        trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
+        self.privacy.note_training(domain, trained, self.scores)
+        hashed = [trained, domain.train.labels]
+        if len(validated):
+            hashed.append(validated)
+        found = split_hash(self.settings.data.name, spec, *hashed)
+        return domain.train.subset(trained), domain.train.subset(validated), found
 
     def _test_data(self, domain: str) -> Split:
         if domain not in self.scores:
@@ -326,7 +339,7 @@ class Device:
 
     def _new_model(self) -> nn.Module:
         """Return the run's model as it is before the first round."""
-        return self._model(len(self.settings.protocol.clients(self.settings.data)))[0]
+        return self._model(len(self.settings.clients))[0]
 
     def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
         key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device), self._network)

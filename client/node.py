@@ -27,7 +27,7 @@ from common.errors import ConfigError, nearest
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
-from common.settings import RunSettings, settings_in
+from common.settings import RunSettings, check_deployable, settings_in
 from common.storage import folder_name
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
@@ -136,6 +136,8 @@ class Node:
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
         settings = _settings_of(self.run_config)
+        if not self.simulated:
+            check_deployable(settings)
         resident = self.configuration.get("resident", True)
         if not isinstance(resident, bool):
             raise ConfigError(f"--node-config: resident must be true or false; got {resident!r}")
@@ -155,7 +157,7 @@ class Node:
 
     def _hosted(self, settings: RunSettings) -> list[ClientSpec]:
         node = self.configuration
-        specs = sorted(settings.protocol.clients(settings.data), key=lambda spec: spec.id)
+        specs = sorted(settings.clients, key=lambda spec: spec.id)
         if "domain" in node:
             wanted = ClientSpec(str(node["domain"]), int(str(node.get("index", 0))))
             if wanted not in specs:

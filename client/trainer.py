@@ -297,7 +297,7 @@ class LocalExchange:
         order = torch.randperm(len(self.split), generator=draws)
         batches = self._split(order, self.train.last_batch)
         known = self._known_training_features()
-        for indices in batches[: self.train.local_steps]:
+        for indices in batches[: self.settings.local_steps]:
             chosen = indices.to(self.device)
             if known is not None:
                 yield known[chosen], self.split.labels[chosen]
@@ -311,7 +311,7 @@ class LocalExchange:
     @property
     def batches_per_epoch(self) -> int:
         """See :attr:`strategies.core.method.ClientContext.batches_per_epoch`."""
-        return len(self._split(torch.arange(len(self.split)), self.train.last_batch)[: self.train.local_steps])
+        return len(self._split(torch.arange(len(self.split)), self.train.last_batch)[: self.settings.local_steps])
 
     def _split(self, order: Tensor, last: str) -> list[Tensor]:
         """Return ``order`` cut into training batches; a last batch of one sample stays if it can be trained on."""

@@ -99,6 +99,13 @@ ALTERATIONS = (
         ("rounds.transport=float32",),
     ),
     Alteration(
+        "attack",
+        "hostile clients send or train on something else",
+        "attack, simulated only",
+        "setting",
+        ("attack=none",),
+    ),
+    Alteration(
         "privacy", "updates are clipped and noised on the device", "privacy=gaussian", "setting", ("privacy=none",)
     ),
     Alteration(

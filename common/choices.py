@@ -17,6 +17,7 @@ FOLDERS = [CONF]
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "aggregation": ("strategies.core",),
+    "attack": ("strategies.core.attacks",),
     "data": ("common.data",),
     "engine": ("client.local.local_device",),
     "method": ("strategies",),

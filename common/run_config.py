@@ -69,6 +69,7 @@ ADDED_SETTINGS: Mapping[str, Any] = {
     "rounds.opposing": "off",
     "rounds.key": None,
     "own_metric._target_": "common.own_metric.NoMetric",
+    "attack._target_": "strategies.core.attacks.NoAttack",
 }
 """Settings that some recorded runs have and others lack, each with the value that changes nothing."""
 
@@ -150,6 +151,16 @@ def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str =
         else:
             found[name] = value
     return found
+
+
+def attack_text(raw: Mapping[str, Any]) -> str:
+    """Return a run's attack and its hostile clients, such as ``sign_flip by signs-0``; empty without one."""
+    node = raw.get("attack") or {}
+    clients = node.get("clients", [])
+    if not clients:
+        return ""
+    name = str(raw["choices"].get("attack") or node.get("_target_")).rpartition(".")[2]
+    return f"{name} by {', '.join(map(printable, clients))}"
 
 
 def yaml_of(raw: Mapping[str, Any]) -> str:
@@ -256,9 +267,12 @@ def _is_record(content: Any) -> bool:
     for group in ("method", "data", "protocol", "model", "train", "rounds", "choices"):
         if not isinstance(content.get(group), dict):
             return False
-    for group in ("views", "aggregation", "own_metric", "privacy", "engine", "tracker"):
+    for group in ("views", "aggregation", "attack", "own_metric", "privacy", "engine", "tracker"):
         if not isinstance(content.get(group), dict | None):
             return False
+    hostile = (content.get("attack") or {}).get("clients", [])
+    if not isinstance(hostile, list) or not all(isinstance(client, str) for client in hostile):
+        return False
     for number in (content.get("seed"), content["train"].get("rounds"), content["rounds"].get("last_rounds")):
         if not isinstance(number, int):
             return False

@@ -31,7 +31,7 @@ from common.config import (
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect
-from common.data.protocols import Protocol
+from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
 from common.errors import ConfigError, nearest
@@ -253,11 +253,17 @@ def _aggregation(value: Any) -> Any:
     return value
 
 
+def _attack(value: Any) -> Any:
+    check(hasattr(value, "clients"), f"must be an attack (strategies.core.attacks); got {type(value).__name__}")
+    return value
+
+
 @checked
 class RunSettings:
     """Settings of one run: method, data, training, and the folder of its output.
 
-    ``method`` to ``views``, ``aggregation`` and ``privacy`` are the objects that their groups' ``_target_`` names.
+    ``method`` to ``views``, ``aggregation``, ``attack`` and ``privacy`` are the objects that their groups' ``_target_``
+    names.
 
     Args:
         method: a ``strategies.core.method.Method``, a class that this package cannot import.
@@ -268,6 +274,7 @@ class RunSettings:
         train: rounds and local training.
         rounds: how the server runs rounds.
         aggregation: the server's rule of averaging, a ``strategies.core.aggregation.Mean``.
+        attack: what hostile clients of a simulation do, a ``strategies.core.attacks.Attack``.
         own_metric: a metric of the user's own, which devices compute besides accuracy and loss.
         seed: seed of initialisation, shuffling, augmentation and client sampling, >= 0.
         output: folder that the run writes to; absolute, or relative to the working directory.
@@ -286,6 +293,7 @@ class RunSettings:
     train: TrainSettings
     rounds: RoundSettings
     aggregation: Annotated[Any, AfterValidator(_aggregation)]
+    attack: Annotated[Any, AfterValidator(_attack)]
     own_metric: OwnMetric
     seed: Natural
     output: str
@@ -295,6 +303,22 @@ class RunSettings:
     tracker: Mapping[str, Any]
     privacy: GaussianPrivacy | NoPrivacy
     raw: Mapping[str, Any] = field(repr=False)
+
+    @cached_property
+    def clients(self) -> tuple[ClientSpec, ...]:
+        """The clients: those of the protocol, or one that holds the samples of all of them (:attr:`Method.pools`)."""
+        found = self.protocol.clients(self.data)
+        if self.method.pools:
+            return (ClientSpec.pooled(found),)
+        return found
+
+    @cached_property
+    def local_steps(self) -> int | None:
+        """Batches after which a local epoch stops: ``train.local_steps`` for each client whose samples it has."""
+        steps = self.train.local_steps
+        if steps is not None and self.method.pools:
+            steps *= len(self.protocol.clients(self.data))
+        return steps
 
     @cached_property
     def identity(self) -> str:
@@ -392,12 +416,12 @@ class RunSettings:
         return bool(self.method.scheduled) or self.train.schedule == "cosine"
 
     def _clients_by_domain(self) -> dict[str, int]:
-        return dict(Counter(spec.domain for spec in self.protocol.clients(self.data)))
+        return dict(Counter(spec.domain for spec in self.clients))
 
     @cached_property
     def unseen_domains(self) -> tuple[str, ...]:
         """The test domains without a client, so without training samples."""
-        held = self._clients_by_domain()
+        held = {spec.domain for spec in self.protocol.clients(self.data)}
         return tuple(domain for domain in self.protocol.test_domains(self.data) if domain not in held)
 
     @property
@@ -454,14 +478,15 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    raw = {"own_metric": {"_target_": "common.own_metric.NoMetric"}, **raw}  # a copy, with what older runs lack
+    added = {"own_metric": "common.own_metric.NoMetric", "attack": "strategies.core.attacks.NoAttack"}
+    raw = {**{key: {"_target_": target} for key, target in added.items()}, **raw}  # a copy, with what older runs lack
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in (*groups, "own_metric"):
+    for key in (*groups, *added):
         values[key] = build(raw[key], key, targets.get(key))
         if is_described_by_no_file(raw, key):
             raw[key] = completed(raw[key], values[key])
@@ -472,9 +497,11 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         chosen = raw["choices"]
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
     settings = construct(RunSettings, values)
-    clients = settings.protocol.clients(settings.data)  # the protocol's domains must exist in the data set
+    clients = settings.clients  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     check_kept_step(settings)
+    _check_pooled(settings)
+    _check_attack(settings)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
@@ -544,6 +571,39 @@ def check_kept_step(settings: RunSettings) -> None:
             f"its updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
             f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
         )
+
+
+def check_deployable(settings: RunSettings) -> None:
+    """Refuse what is only simulated: a deployment never does it, neither its server nor its devices.
+
+    Raises:
+        ConfigError: the method is a bound of tables, or clients are to attack; the message says what to set.
+    """
+    if settings.attack.clients:
+        raise ConfigError(
+            f"attack={settings.choices['attack']}: clients attack in a simulation only, and no device ever does: set "
+            "engine=inline or engine=ray, or attack=none"
+        )
+    if settings.method.bound:
+        raise ConfigError(
+            f"method={settings.method.name} is the {settings.method.bound} bound of a table and no federation, so it "
+            "is only simulated: set engine=inline or engine=ray, or choose another method"
+        )
+
+
+def _check_pooled(settings: RunSettings) -> None:
+    if settings.method.pools and isinstance(settings.privacy, GaussianPrivacy):
+        raise ConfigError(
+            f"method={settings.method.name} has all clients' images in one place, so there is nothing that privacy="
+            f"{settings.choices['privacy']} could protect: set privacy=none"
+        )
+
+
+def _check_attack(settings: RunSettings) -> None:
+    known = [spec.id for spec in settings.clients]
+    for client in settings.attack.clients:
+        if client not in known:
+            raise ConfigError(f"attack.clients: the protocol has no client {client}; {nearest(client, known)}")
 
 
 def _check_metrics(settings: RunSettings) -> None:

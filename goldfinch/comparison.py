@@ -53,10 +53,11 @@ def compare(
         keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``.
 
     Returns:
-        A row for each method, the first rank first: ``rank``, ``accuracy`` with its ``half_width``, ``worst`` (in per
-        cent), the ``difference`` from FedAvg (or from the first method) with ``low`` and ``high``, ``p`` after Holm's
-        correction, ``verdict``, ``trials``, ``hours`` and ``megabytes``. With both kinds of score the first level of
-        the index names the kind. ``.attrs`` has ``notes`` and ``folder``.
+        A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
+        ``rank``, ``accuracy`` with its ``half_width``, ``worst`` (in per cent), the ``difference`` from FedAvg (or from
+        the first method) with ``low`` and ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
+        and ``megabytes``. With both kinds of score the first level of the index names the kind. ``.attrs`` has
+        ``notes`` and ``folder``.
 
     Raises:
         ConfigError: a setting is not valid, the folder holds another comparison, or no method has a result.
@@ -87,7 +88,8 @@ def compare(
 
 def _numbers(row: RankedMethod) -> dict[str, Any]:
     """Return the numbers of a row; ``None`` is what it lacks."""
-    found: dict[str, Any] = {"rank": row.rank, "accuracy": None, "half_width": None, "worst": row.worst}
+    found: dict[str, Any] = {"bound": row.bound or None, "rank": row.rank}
+    found |= {"accuracy": None, "half_width": None, "worst": row.worst}
     found |= {"difference": None, "low": None, "high": None, "p": row.p, "verdict": row.verdict}
     if row.accuracy is not None:
         found |= {"accuracy": row.accuracy.mean, "half_width": row.accuracy.half_width}

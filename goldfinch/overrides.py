@@ -10,7 +10,7 @@ from common.overrides import quoted_override
 from common.run_config import FOLDER_KEYS
 
 KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
-KEPT += ["own_metric", "tuned", "seed", *FOLDER_KEYS]
+KEPT += ["attack", "own_metric", "tuned", "seed", *FOLDER_KEYS]
 TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
 SETTINGS = dict(zip(KEPT, KEPT, strict=True)) | {name: f"train.{name}" for name in TRAIN}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""

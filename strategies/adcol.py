@@ -5,7 +5,7 @@ Qinbin Li, Bingsheng He, Dawn Song. ICML 2023. PMLR:v202/li23j.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from common.prototypes import PrototypeSet
 from common.storage import GlobalState
 from strategies.core.method import (
     Batch,
+    Bound,
     ClientContext,
     Download,
     Losses,
@@ -66,6 +67,8 @@ class ADCOL(SingleSet):
             statistics (``train``, as in FedPall's code), or plain images in evaluation mode.
         server_training: how the server trains D.
     """
+
+    bound: ClassVar[Bound | None] = None
 
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1
     feature_mode: Literal["train", "eval"] = "train"

@@ -19,6 +19,7 @@ from common.storage import GlobalState, under_prefix
 from strategies.adcol import feature_pass, owners_of
 from strategies.core.method import (
     Batch,
+    Bound,
     ClientContext,
     Download,
     Losses,
@@ -73,6 +74,7 @@ class FedPall(SingleSet):
         server_training: how the server trains classifier and amplifier.
     """
 
+    bound: ClassVar[Bound | None] = None
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
     fidelity: Literal["released", "paper"] = "released"

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from common.config import checked
-from strategies.core.method import Method
+from strategies.core.method import Bound, Method
 
 
 @checked
@@ -17,9 +17,10 @@ class SingleSet(Method):
     """Each client trains its own model on its own data for all rounds; all begin with the same weights.
 
     Payload: only the header, both ways. Client state: the model. Scored on each client's own model. No trained weights
-    leave a device.
+    leave a device. The lower line of a table, simulated only.
     """
 
+    bound: ClassVar[Bound | None] = "lower"
     personal: ClassVar[bool] = True
     averages: ClassVar[bool] = False
 

@@ -198,6 +198,8 @@ def group_files() -> list[Path]:
 def node_of(path: Path, *overrides: str) -> dict[str, Any]:
     group = path.parent.relative_to(CONF).as_posix()
     more = {"folder": ["data.domains=[a]"], "table": ["data.path=images.csv", "data.domains=[a]"]}.get(path.stem, [])
+    if group == "attack" and path.stem != "none":
+        more = ["attack.clients=[signs-0]"]
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         composed = compose("config", [f"{group}={path.stem}", *more, *overrides])
     found: Any = OmegaConf.to_container(composed, resolve=True)

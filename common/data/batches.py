@@ -7,6 +7,7 @@ for the batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -74,6 +75,14 @@ class Split:
     def class_counts(self, class_count: int) -> Tensor:
         """Return the number of samples per class, int64 [class_count], on the labels' device."""
         return torch.bincount(self.labels, minlength=class_count)
+
+
+def union_of(splits: Sequence[Split]) -> Split:
+    """Return the samples of all ``splits``, one after the other; the split itself if there is one."""
+    if len(splits) == 1:
+        return splits[0]
+    images = torch.cat([split.images for split in splits])
+    return Split(images, torch.cat([split.labels for split in splits]))
 
 
 def split_batches(order: Tensor, size: int, last: str, *, single: bool = False) -> list[Tensor]:

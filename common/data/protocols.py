@@ -23,10 +23,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClientSpec:
-    """One client: the domain of its samples, and its number among the clients of that domain (from 0)."""
+    """One client: the domain of its samples, and its number among the clients of that domain (from 0).
+
+    Args:
+        domain: the domain.
+        index: the number.
+        others: the clients whose samples it holds instead, of any domains (:meth:`pooled`).
+    """
 
     domain: str
     index: int
+    others: tuple["ClientSpec", ...] = ()
+
+    @classmethod
+    def pooled(cls, clients: Sequence["ClientSpec"]) -> "ClientSpec":
+        """Return one client that holds the samples of ``clients``."""
+        return cls("pooled", 0, tuple(clients))
+
+    @property
+    def holds(self) -> tuple["ClientSpec", ...]:
+        """The clients of the protocol whose samples it holds: itself, or :attr:`others`."""
+        return self.others or (self,)
 
     @cached_property
     def id(self) -> str:

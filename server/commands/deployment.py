@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import EngineError
-from common.settings import RunSettings
+from common.settings import RunSettings, check_deployable
 from common.storage import write_text
 from server.admission.certificates import Certificates, ensure
 from server.admission.enrolment import Enrolment
@@ -180,10 +180,12 @@ def one_node_per_client(settings: RunSettings) -> dict[str, dict[str, object]]:
     """Node configurations for every client of the run's protocol, by client id.
 
     Raises:
+        ConfigError: the settings are only simulated.
         EngineError: the configuration leaves the data's place open and the data set needs one.
     """
     nodes: dict[str, dict[str, object]] = {}
-    for spec in settings.protocol.clients(settings.data):
+    check_deployable(settings)
+    for spec in settings.clients:
         nodes[spec.id] = {"domain": spec.domain, "index": spec.index}
         root = settings.data.root
         if root:

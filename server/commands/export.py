@@ -136,7 +136,7 @@ def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
         score=_score(run, state.round, client),
         prototypes=prototypes,
         privacy=run.privacy,
-        notes=_notes(method, len(state.prototypes)),
+        notes=_notes(method, len(state.prototypes), run.attack),
         complete=whole or client is not None,
         kept=_kept(run, whole=whole or client is not None),
     )
@@ -264,11 +264,13 @@ def _images(
     return images, f"{len(images)} {kind} of {', '.join(splits)}"
 
 
-def _notes(method: Method, prototypes: int) -> tuple[str, ...]:
+def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
     """Return remarks for readers of the score and of the files."""
     adapted = method.adapts and type(method).scored_weights is Method.scored_weights
     earlier = method.scores_new_state and not method.personal
     notes: list[str] = []
+    if attack:
+        notes.append(f"Trained under a simulated attack: {attack}.")
     if adapted:
         notes.append(
             "The score is of models that were adapted to each client's training images; this model was not adapted."

@@ -10,7 +10,7 @@ from common.errors import ConfigError, nearest
 from common.regular_files import read_small
 from server.results.figures.charts import bars, check_format, convergence, save, sensitivity
 from server.results.frames import domain_columns, domain_heads, partial_notes
-from server.results.groups import Group, group_runs, rename
+from server.results.groups import Group, bounds_of, group_runs, rename
 from server.results.run import RunFolder, find_runs
 from server.results.seeds import Value, curve
 
@@ -157,13 +157,15 @@ def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labe
             values.append(value)
         series[group.label] = values
     notes = partial_notes(groups, rule)
-    return bars([*domain_heads(groups, domains), "average"], series, ". ".join([title or _title(runs), *notes]))
+    text = ". ".join([title or _title(runs), *notes])
+    return bars([*domain_heads(groups, domains), "average"], series, text, bounds_of(groups))
 
 
 def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
-    curves = {group.label: curve(group.runs) for group in named_groups(runs, labels)}
-    return convergence(curves, title or _title(runs))
+    groups = named_groups(runs, labels)
+    curves = {group.label: curve(group.runs) for group in groups}
+    return convergence(curves, title or _title(runs), bounds_of(groups))
 
 
 def _title(runs: Sequence[RunFolder]) -> str:

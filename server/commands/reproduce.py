@@ -103,6 +103,8 @@ def request_of(
             names.append(argument)
             continue
         overrides.append(argument)
+        if key.partition(".")[0] == "attack":
+            raise ConfigError(f"{argument}: no client of a paper's table is hostile; use goldfinch run or sweep")
         if key in ("seed", "method", "experiment", "resume"):
             reserved.append(argument)
     if len(names) != 1:

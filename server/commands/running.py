@@ -17,7 +17,7 @@ from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings, inspect_run, settings_of
+from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable
 from common.wire.payload import Payload, cast_down, encoded_size
 from server.engines.inline import InlineEngine
@@ -61,6 +61,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    if engine not in SIMULATED:
+        check_deployable(settings)
     check_resumable(settings)  # before an engine is started or data are read
     if has_finished(settings):
         if not quiet:

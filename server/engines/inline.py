@@ -62,7 +62,7 @@ class InlineEngine:
         if not trusted(self.options.device, "engine"):
             raise ConfigError(f"engine.device={self.options.device} is not Goldfinch's own: name it yourself")
         make: Callable[[RunSettings, ClientSpec], LocalDevice] = get_method(self.options.device)
-        self.devices = {spec.id: make(settings, spec) for spec in settings.protocol.clients(settings.data)}
+        self.devices = {spec.id: make(settings, spec) for spec in settings.clients}
         self._pool = ThreadPoolExecutor(self.options.workers, thread_name_prefix="client")
 
     def register(

@@ -127,7 +127,7 @@ def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: Simul
     import torch
 
     options: RaySettings = build(settings.engine, "engine", RaySettings)
-    clients = len(settings.protocol.clients(settings.data))
+    clients = len(settings.clients)
     actors = min(options.actors or os.cpu_count() or 1, clients)
     gpus = 0
     if options.gpus:

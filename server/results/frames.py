@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
 
+BOUNDS = "bounds, never ranked: each client alone (lower), all clients' images in one place (upper)"
+
+ATTACKED = "under attack: the named clients were hostile, in a simulation"
+
 BEST = "Bold: the best; the 95 % interval of its paired difference over seeds from every other row excludes 0"
 
 OVER_SEEDS = "mean ± standard deviation over seeds"
@@ -58,10 +62,13 @@ def _rounds(group: Group) -> str:
 
 
 def _megabytes(group: Group) -> float | None:
-    """Return the megabytes that a run sent and received, the mean over seeds; ``None`` without a run that has ended."""
+    """Return the megabytes that a run sent and received, the mean over seeds.
+
+    ``None`` is of a bound, whose clients would send nothing, and of a row without a run that has ended.
+    """
     found: list[float] = []
     for run in group.runs:
-        if "bytes" in run.summary:
+        if "bytes" in run.summary and not group.bound:
             sent = run.summary["bytes"]
             found.append((sent["up"] + sent["down"]) / 1e6)
     if not found:
@@ -228,6 +235,10 @@ def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
         lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
     if frame["best"].any():
         lines.append(BEST)
+    if any(run.attack for run in board.runs):
+        lines.append(ATTACKED)
+    if board.bounds:
+        lines.append(f"{', '.join(board.bounds)}: {BOUNDS}")
     return [*lines, *board.notes()]
 
 
@@ -345,6 +356,8 @@ def json_table(board: Board, rule: str) -> dict[str, Any]:
             {
                 "method": group.label,
                 "own_models": group.personal,
+                "bound": group.bound,
+                "attack": group.runs[0].attack,
                 **{fact.name: fact.value(group) for fact in FACTS},
                 "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
                 "runs": [str(run.folder) for run in group.runs],

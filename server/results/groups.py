@@ -51,7 +51,7 @@ BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.
 EVALUATED = "exported model"
 """What ``summary.json`` says was scored where nothing was trained: there is no model to export."""
 
-SHOWN_IN_MARKS = ("train.rounds",)
+SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
 """Settings that are left out of a row's label, because its marks show them."""
 
 
@@ -64,7 +64,8 @@ class Group:
         runs: one for each seed, ascending.
         duplicates: further runs of the same seed and the same final state; they do not count.
         contradictions: further runs of the same seed and another final state; they do not count.
-        marks: differences from most rows of the table besides settings: code, rounds, seeds.
+        marks: that it is a bound or was attacked, and differences from most rows of the table besides settings: code,
+            rounds, seeds.
     """
 
     label: str
@@ -82,6 +83,11 @@ class Group:
     def personal(self) -> bool:
         """Whether its scores are of clients' own models."""
         return self.runs[0].personal
+
+    @property
+    def bound(self) -> str | None:
+        """The line of the table that it is, ``lower`` or ``upper``: it is never ranked; ``None`` for other rows."""
+        return self.runs[0].bound
 
     @property
     def code(self) -> str:
@@ -202,6 +208,11 @@ class Board:
         if self.remark:
             parts.append(self.remark)
         return ", ".join(filter(None, parts))
+
+    @property
+    def bounds(self) -> dict[str, str]:
+        """``lower`` or ``upper`` by the label of each group that is a bound."""
+        return bounds_of(self.groups)
 
     @property
     def domains(self) -> list[str]:
@@ -386,13 +397,25 @@ def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | Non
 
 
 def _by_method(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with those of one method next to each other, methods in the order of their first group."""
+    """Return the groups with those of one method next to each other, methods in the order of their first group.
+
+    Bounds come last, the lower before the upper.
+    """
     methods: dict[str, list[Group]] = {}
     for group in groups:
         methods.setdefault(group.runs[0].method_name, []).append(group)
     found: list[Group] = []
     for members in methods.values():
         found += members
+    return sorted(found, key=lambda group: group.bound or "")
+
+
+def bounds_of(groups: Sequence[Group]) -> dict[str, str]:
+    """Return ``lower`` or ``upper`` by the label of each group that is a bound of its table."""
+    found: dict[str, str] = {}
+    for group in groups:
+        if group.bound:
+            found[group.label] = group.bound
     return found
 
 
@@ -455,9 +478,13 @@ def _lacks(score: Mapping[str, Any], column: str, rule: str, unseen: Collection[
 
 
 def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that are ranked with each other: those scored on one shared model, or all if there are none."""
-    shared = [group for group in groups if not group.personal]
-    return shared or list(groups)
+    """Return the groups that are ranked with each other: those scored on one shared model, or else on clients' own.
+
+    Bounds are ranked with none.
+    """
+    methods = [group for group in groups if not group.bound]
+    shared = [group for group in methods if not group.personal]
+    return shared or methods
 
 
 def leader(groups: Sequence[Group], column: str = "average", rule: str = "final") -> Group | None:
@@ -505,9 +532,11 @@ def _is_better(group: Group, other: Group, column: str, rule: str) -> bool:
 
 
 def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
-    """Return the groups with a whole score, the best average first; a partial one has no rank."""
+    """Return the groups with a whole score, the best average first; a partial one and a bound have no rank."""
     scored: list[tuple[float, Group]] = []
     for group in groups:
+        if group.bound:
+            continue
         value = group.value("average", rule)
         if value is not None and not value.partial:
             quality = value.mean
@@ -687,8 +716,12 @@ def _labels(groups: Sequence[Group], method: str, keys: Sequence[str]) -> list[s
 
 
 def _marks(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return in what ``group`` differs from most groups of its board: code, rounds and seeds."""
+    """Return that ``group`` is a bound or was attacked, and its differences from most groups: code, rounds, seeds."""
     found: list[str] = []
+    if group.runs[0].attack:
+        found.append(f"under attack: {group.runs[0].attack}")
+    if group.bound:
+        found.append(f"{group.bound} bound")
     codes: Counter[tuple[str, str]] = Counter()
     rounds: Counter[int] = Counter()
     seeds: Counter[tuple[int, ...]] = Counter()

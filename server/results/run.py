@@ -20,7 +20,7 @@ from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.regular_files import read_small
-from common.run_config import check_trusted, read_config, result_settings
+from common.run_config import attack_text, check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.text import printable
 from common.versions import CODE, hash_of_files
@@ -491,11 +491,30 @@ class RunFolder:
         """Whether each client was scored with its own model, and not all with one."""
         if "scored" in self.summary:
             return bool(self.summary["scored"] == "own model")
+        return bool(self._of_method("personal"))
+
+    @property
+    def attack(self) -> str:
+        """The attack and its hostile clients, such as ``sign_flip by signs-0``; empty if no client was hostile."""
+        return attack_text(self.config)
+
+    @cached_property
+    def bound(self) -> str | None:
+        """The line of a table that the method is, ``lower`` or ``upper``; ``None`` if it is ranked with the others.
+
+        Runs that finished before bounds were recorded have none.
+        """
+        if self.summary:
+            return self.summary.get("bound")
+        return self._of_method("bound")
+
+    def _of_method(self, name: str) -> Any:
+        """Return an attribute of the run's method; ``None`` if its class may not be imported."""
         try:
             check_trusted({"method": self.config["method"]}, self.config_file)
-            return bool(build(self.config["method"], "method").personal)
+            return getattr(build(self.config["method"], "method"), name)
         except GoldfinchError:
-            return False
+            return None
 
     @property
     def yaml(self) -> str:
@@ -572,7 +591,7 @@ class RunFolder:
     @cached_property
     def clients(self) -> tuple[ClientSpec, ...]:
         """The run's clients."""
-        return self.settings.protocol.clients(self.settings.data)
+        return self.settings.clients
 
     @property
     def test_domains(self) -> tuple[str, ...]:
@@ -644,13 +663,24 @@ class RunFolder:
 
     def train_split(self, client: ClientSpec) -> Split:
         """Return the samples that a client trained on."""
-        domain = self.settings.data.load(client.domain)
-        return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[0])
+        return self._parts(client)[0]
 
     def validation_split(self, client: ClientSpec) -> Split:
         """Return a client's validation samples; empty if ``protocol.validation`` is 0."""
-        domain = self.settings.data.load(client.domain)
-        return domain.train.subset(self.settings.protocol.parts(domain, client, self.settings.seed)[1])
+        return self._parts(client)[1]
+
+    def _parts(self, client: ClientSpec) -> tuple[Split, Split]:
+        """Return a client's training samples and its validation samples."""
+        from common.data.batches import union_of
+
+        training: list[Split] = []
+        validation: list[Split] = []
+        for spec in client.holds:
+            domain = self.settings.data.load(spec.domain)
+            trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
+            training.append(domain.train.subset(trained))
+            validation.append(domain.train.subset(validated))
+        return union_of(training), union_of(validation)
 
     def sample(self, domain: str, count: int) -> Split:
         """Return at most ``count`` test images of a domain, classes in turn; every call returns the same."""

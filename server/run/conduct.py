@@ -13,7 +13,7 @@ from common.data.names import check_names
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
 from common.metrics import RoundScore, best_round, peak_bytes, states
 from common.regular_files import read_small
-from common.run_config import CLASS_NAMES, yaml_of
+from common.run_config import CLASS_NAMES, attack_text, yaml_of
 from common.scores import RunScores, test_images
 from common.settings import RunSettings
 from common.storage import write_json, write_text
@@ -253,6 +253,8 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
         **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
         "answers": history.answers(),
         "scored": _scored(settings.method),
+        "bound": settings.method.bound,
+        **({"attack": attack_text(settings.raw)} if settings.attack.clients else {}),
         "accuracy": final.get("accuracy", {}),
         "average": final.get("average"),
         "worst": final.get("worst"),

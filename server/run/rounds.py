@@ -16,11 +16,13 @@ from typing import Any
 from common.errors import ConfigError, EngineError, some_of, summarised
 from common.metrics import RoundScore
 from common.prototypes import PrototypeSet
-from common.settings import RunSettings, inspect_run
+from common.run_config import attack_text
+from common.settings import RunSettings, check_deployable, inspect_run
 from common.storage import GlobalState
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.run.accounting import PrivacyAccount
+from server.run.attacked import AttackedEngine
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure
 from server.run.measures import described
@@ -52,7 +54,7 @@ class RoundLoop:
         stop: called before every round; ``True`` ends the run. The last round's checkpoint is kept.
 
     Raises:
-        ConfigError: the devices of a deployment would receive ``rounds.key``.
+        ConfigError: the devices of a deployment would receive ``rounds.key``, or the settings are only simulated.
 
     Attributes:
         state: the present global state.
@@ -72,11 +74,15 @@ class RoundLoop:
         listeners: Sequence[Listener] = (),
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.settings, self.engine, self.listeners, self.stop = settings, engine, listeners, stop
+        self.settings, self.listeners, self.stop = settings, listeners, stop
+        self.engine = engine
+        if settings.attack.clients:
+            self.engine = AttackedEngine(engine, settings)
         self.method: Method = settings.method
         self.federation = Federation(settings)
         self.registry = self.federation.registry
         if not engine.simulated:
+            check_deployable(settings)
             self.registry.key = _secret_key(settings)
         folder = settings.output_folder
         self.checkpoints = Checkpoints(folder / "checkpoint", settings.rounds.checkpoints)
@@ -173,6 +179,8 @@ class RoundLoop:
             event = "resume"
             best["best"] = best_of(self.history.round_scores())
         recorded: dict[str, Any] = {}
+        if self.settings.attack.clients:
+            recorded["attack"] = attack_text(self.settings.raw)
         if self.settings.further_measures:
             recorded["measures"] = described(self.settings.further_measures)
         self.history.event(

@@ -125,6 +125,7 @@ class Event(TypedDict):
     metric: NotRequired[Text]
     measures: NotRequired[dict[Text, MeasureShape]]
     missing: NotRequired[Missing]
+    attack: NotRequired[Text]
     values: NotRequired[dict[Text, dict[Text, Finite | None]]]
     resolution: NotRequired[dict[Text, Finite]]
     test: NotRequired[dict[str, Integer]]
@@ -215,6 +216,8 @@ class Summary(TypedDict):
     stopped_early: NotRequired[EarlyStop]
     joined_batches: NotRequired[list[Text]]
     scored: Text
+    bound: NotRequired[Literal["lower", "upper"] | None]
+    attack: NotRequired[Text]
     scores: dict[str, Scores]
     images: NotRequired[dict[Text, Integer]]
     missing: NotRequired[Missing]

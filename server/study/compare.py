@@ -14,6 +14,7 @@ from rich.console import Console
 from common.choices import folder_options
 from common.errors import ConfigError, EngineError
 from common.extras import libraries_of
+from common.run_config import attack_text
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
@@ -170,6 +171,7 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
                 seconds,
                 dict(trial.params),
                 code=code_sha256(),
+                bound=study.entrant.settings.method.bound or "",
             )
         )
     best = best_trial(tuned)
@@ -209,15 +211,19 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         str(summary["state_sha256"]),
         run.code_by_package["goldfinch"],
         str(summary["scored"]),
+        str(summary.get("bound") or ""),
     )
 
 
 def board_of(study: TuningStudy) -> str:
-    """Return what a comparison is of: data set, net, views and, if all methods have the same, weighting."""
+    """Return what a comparison is of: data set, net, views, the weighting of all methods, and the attack."""
     choices = study.entrant.settings.choices
     parts = [choices["data"], choices["model"], f"views_{choices['views']}"]
     if study.rules.weighting:
         parts.append(study.rules.weighting)
+    attack = attack_text(study.entrant.settings.raw)
+    if attack:
+        parts.append(f"under attack: {attack}")
     return "-".join(parts)
 
 
@@ -271,6 +277,9 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
     """Return the page of a comparison in Markdown: its command, what its rows share, and its tables."""
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
+    attack = attack_text(settings.raw)
+    if attack:
+        weighting += f", under attack: {attack}"
     lines = [
         f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
         "",

@@ -12,6 +12,7 @@ from typing import Literal
 from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
 from server.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT
 
+BOUNDS = "bounds, never ranked or tested"
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}
 OWN_MODELS = "own model"
 """The value of ``scored`` of a run in which each client is scored with a model of its own."""
@@ -38,6 +39,7 @@ class StudyRun:
         state_sha256: the hash of a final run's last state.
         code: the hash of the Goldfinch that ran, without packages of the user's own.
         scored: ``global model``, or ``own model`` of each client.
+        bound: ``lower`` or ``upper`` if the method is that bound of the table; empty otherwise.
     """
 
     board: str
@@ -56,13 +58,19 @@ class StudyRun:
     state_sha256: str = ""
     code: str = ""
     scored: str = "global model"
+    bound: str = ""
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
-    """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them."""
+    """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them.
+
+    Without a bound among the methods there is no such column, as in files from before there were bounds.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
+    if not any(run.bound for run in runs):
+        names.remove("bound")
     writer.writerow(names)
     for run in runs:
         cells: list[str] = []
@@ -88,6 +96,7 @@ class RankedMethod:
         accuracy: their mean and its interval; ``None`` without a final run.
         worst: the mean of the lowest accuracy of a domain.
         own_models: whether each client is scored with a model of its own. Such a row has no rank.
+        bound: ``lower`` or ``upper`` for a bound of the table. Such a row has no rank, difference or test.
         missing: final runs that the other rows have and this one has not; empty for a complete row.
         codes: the codes that its final runs ran.
         rank: its rank by the mean; ``None`` without one.
@@ -103,6 +112,7 @@ class RankedMethod:
     accuracy: Difference | None
     worst: float
     own_models: bool
+    bound: str
     missing: list[str]
     codes: set[str]
     rank: int | None = None
@@ -114,13 +124,15 @@ class RankedMethod:
 
     @property
     def ranked(self) -> bool:
-        """Whether the row is complete and scored with one shared model."""
-        return not self.own_models and not self.missing
+        """Whether the row is complete, scored with one shared model, and no bound."""
+        return not self.own_models and not self.bound and not self.missing
 
     @property
     def name(self) -> str:
         """The method's name with its marks."""
         name = self.method
+        if self.bound:
+            name += f" ({self.bound} bound)"
         if self.own_models:
             name += " *"
         if self.missing:
@@ -194,6 +206,8 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     base = next(iter(by_method))
     if BASE in by_method:
         base = BASE
+    elif any(not row.bound for row in rows):
+        base = next(row.method for row in rows if not row.bound)
     ranked = [row for row in rows if row.ranked]
     means = [statistics.fmean(row.studies.values()) for row in ranked]
     for row, rank in zip(ranked, ranks(means), strict=True):
@@ -244,6 +258,7 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
         accuracy,
         worst,
         own_models=any(run.scored == OWN_MODELS for run in runs),
+        bound=runs[0].bound,
         missing=missing,
         codes={run.code for run in finals},
         trials=len(runs) - len(finals),
@@ -276,11 +291,11 @@ def worst_scores(finals: Sequence[StudyRun]) -> dict[int, float]:
     return {seed: min(by_seed[seed]) for seed in sorted(by_seed)}
 
 
-def _order(row: RankedMethod) -> tuple[bool, float, str]:
+def _order(row: RankedMethod) -> tuple[bool, str, float, str]:
     mean = -1.0
     if row.accuracy is not None:
         mean = row.accuracy.mean
-    return row.rank is None, -round(mean, 2), row.method
+    return row.rank is None, row.bound, -round(mean, 2), row.method
 
 
 HEADS = (
@@ -339,6 +354,9 @@ def notes(ranking: Ranking) -> list[str]:
             found.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
     if "not tested" in by_verdict:
         found.append("Not tested: an interval needs two studies or more (--studies) that differ.")
+    bounds = [row.method for row in ranking.rows if row.bound]
+    if bounds:
+        found.append(f"{', '.join(bounds)}: {BOUNDS}.")
     if any(row.own_models for row in ranking.rows):
         found.append("* each client is scored with a model of its own; these rows have no rank.")
     codes: set[str] = set()

@@ -321,7 +321,8 @@ def describe(name: str, entry: Mapping[str, Any], rounds: int) -> str:
     if name == "at chance":
         return _chance_line(entry)
     if name == "start":
-        return f"{entry['method']} on {entry['data']} starts: {_scope(entry)}"
+        attack = f", under attack: {entry['attack']}" if "attack" in entry else ""
+        return f"{entry['method']} on {entry['data']} starts: {_scope(entry)}{attack}"
     if name == "resume":
         return f"{entry['method']} on {entry['data']} resumes after round {entry['round']}: {_scope(entry)}"
     if name == "round skipped":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -122,6 +122,13 @@ class Mean:
         Raises:
             ConfigError: the rule cannot be combined with the method; the message says why and what to set.
         """
+
+    def filters(self) -> Sequence[Any]:
+        """Return the rule's own filters (:class:`strategies.core.filters.Filter`), new ones for each run; none here.
+
+        They apply after those of the settings, before the average, and may remember earlier exchanges.
+        """
+        return ()
 
     def average(self, updates: Sequence[Update], *, uniform: bool = False) -> dict[str, Tensor]:
         """Return the average of the updates' model states.

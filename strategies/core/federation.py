@@ -139,7 +139,7 @@ class Federation:
         self.method: Method = settings.method
         self.registry = Registry(settings)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
-        self.filters = filters_of(settings.rounds, self.answer_store.keep)
+        self.filters = [*filters_of(settings.rounds, self.answer_store.keep), *settings.aggregation.filters()]
         self.best = -1
         self.attempt = time.time_ns() // 10**6
         self.counted: Mapping[str, OwnVersion] = {}

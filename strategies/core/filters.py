@@ -1,7 +1,9 @@
 """Filters: what may change accepted updates before they are aggregated, besides the aggregation rule.
 
-A plain run has none. :func:`filters_of` is the list of those that the settings ask for; they apply in its order. To add
-one, write a class with the functions of :class:`Filter` and add it there, with its setting in ``RoundSettings``,
+A plain run has none. :func:`filters_of` is the list of those that the settings ask for; they apply in its order, and
+after them those of the aggregation rule (:meth:`strategies.core.aggregation.Mean.filters`): a filter of one's own comes
+with a rule (docs/methods.md). To add one to Goldfinch, write a class with the functions of :class:`Filter` and add it
+there, with its setting in ``RoundSettings``,
 ``conf/rounds/default.yaml`` and ``ADDED_SETTINGS``, and a line in :mod:`common.alterations`. If it changes tensors,
 name it in ``RunSettings.alters_updates`` too: methods whose clients keep a correction of their own step refuse it.
 
@@ -48,7 +50,7 @@ class Filter(Protocol):
         """Return the updates as they count.
 
         Args:
-            updates: of all participants that passed the gate, by client id.
+            updates: of all participants that passed the gate, by client id; none if clients are only asked to score.
             state: the state that the participants were sent.
             expected: what the exchange's uploads carry.
             server: the exchange.
@@ -133,7 +135,7 @@ class SampleLimit:
 
 
 def filters_of(rounds: RoundSettings, keep: Callable[[Update], Update]) -> list[Filter]:
-    """Return the filters that the settings ask for, in the order in which they apply; none by default.
+    """Return the filters that the rounds' settings ask for, in the order in which they apply; none by default.
 
     Args:
         rounds: the settings of the rounds.

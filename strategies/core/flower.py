@@ -29,7 +29,7 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from common.errors import PayloadError
+from common.errors import ConfigError, PayloadError
 from common.metrics import domain_accuracy
 from common.settings import RunSettings, load_settings, with_method
 from common.text import printable
@@ -120,10 +120,15 @@ class FlowerStrategy(Strategy):
         method: the method.
         settings: data, model, training and seed; the defaults of ``conf/`` if left out. Nodes must run with the same.
         run: id under which nodes keep their own state.
+
+    Raises:
+        ConfigError: the settings have an attack, or cannot be combined.
     """
 
     def __init__(self, method: Method, settings: RunSettings | None = None, run: str = "flower") -> None:
         settings = with_method(settings or load_settings(), method)
+        if settings.attack.clients:
+            raise ConfigError("attack: Flower's own server runs no attack; use goldfinch run, or set attack=none")
         self.federation = Federation(settings)
         self.settings, self.run = settings, run
         self.state = self.federation.initial_state()

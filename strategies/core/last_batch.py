@@ -68,7 +68,7 @@ def joined_clients(
     found: list[str] = []
     for client, count in sorted(samples.items()):
         whole, left = divmod(count, train.batch_size)
-        reached = train.local_steps is None or train.local_steps >= whole
+        reached = settings.local_steps is None or settings.local_steps >= whole
         if train.last_batch == "keep" and whole and left == 1 and reached:
             found.append(client)
     if not settings.method.trains:

@@ -38,6 +38,9 @@ from strategies.core.exchange import (
 Weighting = Literal["samples", "uniform"]
 """How much each client counts when the server averages models."""
 
+Bound = Literal["lower", "upper"]
+"""The line of a table that a method is."""
+
 
 @checked
 class Method:
@@ -52,6 +55,13 @@ class Method:
     averages: ClassVar[bool] = True
     """Whether the server only averages uploads, takes class means and clusters them, through ``server.aggregation``;
     otherwise a robust rule is refused, since it would not protect the method."""
+
+    bound: ClassVar[Bound | None] = None
+    """The line of a table that the method is: it is drawn with the other rows and never ranked with them. It is no
+    federation, so a deployment refuses it."""
+
+    pools: ClassVar[bool] = False
+    """Whether one client holds the samples of all clients of the protocol."""
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ class Registry:
     def __post_init__(self) -> None:
         self._clients: list[Client] | None = None
         self._domains: dict[str, str] = {}
-        for spec in self.settings.protocol.clients(self.settings.data):
+        for spec in self.settings.clients:
             self._domains[spec.id] = spec.domain
         self.expected: list[str] = sorted(self._domains)
         self.test_domains: list[str] = list(self.settings.protocol.test_domains(self.settings.data))

@@ -14,7 +14,7 @@ import torch
 from support.hostile import ATTACKS, scaled
 from support.own_states import KEEPING, own_state, versions
 from support.runs import Run, TouchedEngine, run
-from support.toy import Toy, composed, toy_settings
+from support.toy import Toy, composed, method_at_defaults, toy_settings
 
 from common.choices import CONF
 from common.config import to_config
@@ -26,7 +26,9 @@ from server.results.run import RunFolder as Finished
 from server.run.checkpoint import Checkpoints
 from strategies.core.robust import GeometricMedian
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+FILES = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = [name for name in FILES if not method_at_defaults(name).pools]
+"""All methods with the protocol's clients; tests/methods/test_pooled.py has those with a single client for them."""
 KINDS = {
     "one model for all": "fedavg",
     "a state of its own on every device": "scaffold",

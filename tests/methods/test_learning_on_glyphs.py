@@ -35,6 +35,7 @@ MINIMUM_ACCURACY = {
     "fpl_heal": 75,
     "i2pfl": 70,
     "single_set": 80,
+    "pooled": 80,
     "fedbn": 70,  # statistics of weights that have moved on
     "fedrep": 80,
     "per_fedavg": 65,  # half the steps of FedAvg

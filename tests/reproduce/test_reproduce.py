@@ -239,6 +239,7 @@ def test_words_of_the_command_line() -> None:
     [
         (["fpl_ofice"], "did you mean 'fpl_office'"),
         (["fpl_office", "seed=1"], "use --methods A,B and --seeds 0,1,2"),
+        (["fpl_office", "attack=sign_flip"], "no client of a paper's table is hostile"),
         (["fpl_office", "fedapc_office"], "needs one table"),
         (["train.rounds=2"], "needs a table"),
     ],

@@ -47,6 +47,7 @@ def _run_of(line: dict[str, str]) -> StudyRun:
         state_sha256=line["state_sha256"],
         code=line["code"],
         scored=line["scored"],
+        bound=line.get("bound", ""),
     )
 
 

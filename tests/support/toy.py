@@ -147,6 +147,16 @@ def toy_settings(
     return with_method(settings, replace(_shrunk(base.method), **(hyper or {})))
 
 
+def attacked_settings(
+    attack: str, method: str, output: Path, overrides: tuple[str, ...] = (), **more: Any
+) -> RunSettings:
+    """Settings of a run on :class:`Toy` in which ``dark-0`` is hostile; see :func:`toy_settings`."""
+    chosen = (f"attack={attack}", "attack.clients=[signs-0]", *overrides)  # composed with the clients of glyphs
+    settings = toy_settings(method, output, overrides=chosen, **more)
+    raw = {**settings.raw, "attack": {**settings.raw["attack"], "clients": ["dark-0"]}}
+    return replace(settings, attack=replace(settings.attack, clients=("dark-0",)), raw=raw)
+
+
 def _shrunk(method: Any) -> Any:
     """A method's public images are as small and few as the private ones, and it has as many epochs of each kind."""
     if hasattr(method, "adversarial_epochs"):

@@ -44,6 +44,12 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 GRID, DARK = "#dddddd", "#333333"
 """Colours of the grid and of error bars."""
 
+BOUND = "#666666"
+"""Colour of the bounds of a table."""
+
+NONE: Mapping[str, str] = {}
+"""No bounds."""
+
 SMALL = 8
 """Points of the text in figures of a page."""
 
@@ -62,6 +68,12 @@ REMEDY = "install one, for Chinese, Japanese and Korean such as fonts-wqy-microh
 
 NO_GLYPH = "Glyph .* missing from"
 """How matplotlib's warnings begin that a font lacks a character."""
+
+
+def bound_style(bound: str) -> dict[str, Any]:
+    """Return the style of the ``lower`` or the ``upper`` bound of a table: grey, without markers."""
+    dash = {"lower": ":", "upper": "--"}[bound]
+    return {"color": BOUND, "linestyle": dash, "linewidth": 1.5}
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -164,10 +176,19 @@ def save(figure: Figure, path: Path) -> Path:
 # ---- accuracy over rounds, and by domain -----------------------------------------------------------------------------
 
 
-def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
-    """Draw a line for each label, means in per cent by round, with a band of one standard deviation over seeds."""
+def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]], bounds: Mapping[str, str] = NONE) -> None:
+    """Draw a line for each label, means in per cent by round, with a band of one standard deviation over seeds.
+
+    Args:
+        axes: where to draw.
+        curves: the values by round of each label, those of bounds last.
+        bounds: the labels that are bounds, see :func:`bound_style`; they have no band.
+    """
     for index, (label, points) in enumerate(curves.items()):
         rounds = sorted(points)
+        if label in bounds:
+            axes.plot(rounds, [points[number].mean for number in rounds], label=label, **bound_style(bounds[label]))
+            continue
         means = np.zeros(len(rounds))
         spreads = np.zeros(len(rounds))
         for place, number in enumerate(rounds):
@@ -182,41 +203,50 @@ def draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Value]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def convergence(curves: Mapping[str, Mapping[int, Value]], title: str) -> Figure:
+def convergence(curves: Mapping[str, Mapping[int, Value]], title: str, bounds: Mapping[str, str] = NONE) -> Figure:
     """Return a figure of average test accuracy by round, one line per label; see :func:`draw_curves`."""
     figure = new_figure(7.2, 4.2, title)
     axes = plain_axes(figure.add_subplot())
-    draw_curves(axes, curves)
+    draw_curves(axes, curves, bounds)
     axes.set_ylabel("average test accuracy, %")
     legend(axes)
     return figure
 
 
-def key(index: int) -> Figure:
-    """Return a small figure of the ``index``-th series' line, for the legend of a page."""
+def key(index: int, bound: str | None = None) -> Figure:
+    """Return a small figure of the line of the ``index``-th series, or of a bound, for the legend of a page."""
     figure = Figure(figsize=(0.36, 0.14))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, 2)
-    axes.plot([0, 1, 2], [0, 0, 0], markersize=5, linewidth=1.5, markevery=(1, 5), **line_style(index))
+    if bound:
+        axes.plot([0, 1, 2], [0, 0, 0], **bound_style(bound))
+    else:
+        axes.plot([0, 1, 2], [0, 0, 0], markersize=5, linewidth=1.5, markevery=(1, 5), **line_style(index))
     return figure
 
 
-def points(series: Mapping[str, tuple[float, Value] | None], across: str, up: str) -> Figure:
-    """Return a point for each label, with one standard deviation over seeds upwards.
+def points(
+    series: Mapping[str, tuple[float, Value] | None], across: str, up: str, bounds: Mapping[str, str] = NONE
+) -> Figure:
+    """Return a point for each label, with one standard deviation over seeds upwards, and a line for each bound.
 
     Args:
         series: the place on the horizontal axis and the value of each label; ``None`` has no point.
         across: the title of the horizontal axis, which begins at 0.
         up: the title of the vertical axis.
+        bounds: the labels that are bounds.
     """
     figure, axes = small_axes(5.6, 2.5)
     farthest = 0.0
-    for index, place in enumerate(series.values()):
+    for index, (label, place) in enumerate(series.items()):
         if place is None:
             continue
         style = line_style(index)
         x, value = place
+        if label in bounds:
+            axes.axhline(value.mean, **bound_style(bounds[label]))
+            continue
         farthest = max(farthest, x)
         axes.errorbar(
             [x], [value.mean], yerr=value.deviation, marker=style["marker"], color=style["color"], ecolor=DARK,
@@ -228,25 +258,37 @@ def points(series: Mapping[str, tuple[float, Value] | None], across: str, up: st
     return figure
 
 
-def bars(groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], title: str) -> Figure:
+def bars(
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[Value | None]],
+    title: str,
+    bounds: Mapping[str, str] = NONE,
+) -> Figure:
     """Return grouped bars with one standard deviation over seeds: groups are domains and the average, bars are runs.
 
-    ``series`` has for each label mean and deviation in per cent in each group; ``None`` leaves a gap.
+    ``series`` has for each label mean and deviation in per cent in each group; ``None`` leaves a gap. A label of
+    ``bounds`` is a line across each group.
     """
     figure = new_figure(max(6.0, 0.28 * len(groups) * len(series) + 3.0), 3.8, title)
     axes = plain_axes(figure.add_subplot())
-    draw_bars(axes, groups, series)
+    draw_bars(axes, groups, series, bounds)
     axes.set_ylabel("test accuracy, %")
     axes.set_ylim(0, 100)
     legend(axes)
     return figure
 
 
-def draw_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Value | None]]) -> None:
-    """Draw the bars of :func:`bars`."""
-    width = 0.8 / max(1, len(series))
+def draw_bars(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Value | None]], bounds: Mapping[str, str] = NONE
+) -> None:
+    """Draw the bars and lines of :func:`bars`."""
+    count = sum(label not in bounds for label in series)
+    width = 0.8 / max(1, count)
     for index, (label, values) in enumerate(series.items()):
-        offset = (index - (len(series) - 1) / 2) * width
+        if label in bounds:
+            _draw_bound(axes, label, values, bounds[label])
+            continue
+        offset = (index - (count - 1) / 2) * width
         places = []
         means = []
         spreads = []
@@ -272,6 +314,22 @@ def draw_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[V
         )
     axes.set_xticks(range(len(groups)), [fill(name, 12) for name in groups])
     axes.grid(axis="x", visible=False)
+
+
+def _draw_bound(axes: Axes, label: str, values: Sequence[Value | None], bound: str) -> None:
+    """Draw a bound as a line across each group of bars."""
+    style = bound_style(bound)
+    places: list[int] = []
+    means: list[float] = []
+    for place, value in enumerate(values):
+        if value is not None:
+            places.append(place)
+            means.append(value.mean)
+    ends = np.array(places)
+    axes.hlines(
+        means, ends - 0.45, ends + 0.45, label=label, colors=style["color"], linestyles=style["linestyle"],
+        linewidths=style["linewidth"],
+    )  # fmt: skip
 
 
 # ---- counts of classes -----------------------------------------------------------------------------------------------

@@ -63,11 +63,13 @@ class Shown(NamedTuple):
         caption: what it shows.
         lines: the names of its lines, in their order; empty if there is one, or none.
         panels: its drawings.
+        bounds: the lines that are bounds.
     """
 
     caption: str
     lines: Sequence[str]
     panels: Sequence[Drawing]
+    bounds: Mapping[str, str] = charts.NONE
 
 
 # ---- lines over rounds -----------------------------------------------------------------------------------------------
@@ -89,8 +91,8 @@ def over_rounds(board: Board) -> list[Shown]:
             lines = {name: series[board.groups[0].label] for name, series in curves.items() if name != WORST}
             found.append(_wide(title, lines))
             continue
-        found.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE)))
-        found.append(_panels(f"{title}, by domain", _labels(board), curves, shared=True))
+        found.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), board.bounds))
+        found.append(_panels(f"{title}, by domain", board, curves, shared=True))
     return found
 
 
@@ -100,7 +102,7 @@ def other_metrics(board: Board) -> list[Shown]:
     for name, other in metric_boards(board):
         curves = _curves(other, accuracy_curves)
         chosen = {each: curves[each] for each in (AVERAGE, WORST)}
-        found.append(_panels(f"{name[0].upper()}{name[1:]} in %", _labels(board), chosen))
+        found.append(_panels(f"{name[0].upper()}{name[1:]} in %", board, chosen))
     return found
 
 
@@ -109,12 +111,12 @@ def losses(board: Board) -> list[Shown]:
     curves = _curves(board, train_losses)
     if not curves:
         return []
-    return [_panels("Training loss", _labels(board), curves)]
+    return [_panels("Training loss", board, curves)]
 
 
 def costs(board: Board) -> list[Shown]:
     """Draw bytes and seconds by round."""
-    shown = _panels("Cost", _labels(board), _curves(board, cost_curves))
+    shown = _panels("Cost", board, _curves(board, cost_curves))
     for panel in shown.panels:
         panel.drawing.axes[0].set_ylim(bottom=0)
     return [shown]
@@ -136,28 +138,28 @@ def _curves(board: Board, curves: Callable[[RunFolder], Curves]) -> dict[str, Se
     return found
 
 
-def _wide(title: str, series: Series) -> Shown:
-    panel = Drawing("", _lines(5.6, 3.0, series), _described(title, series))
-    return Shown(_caption(title, [series]), _several(list(series)), [panel])
+def _wide(title: str, series: Series, bounds: Mapping[str, str] = charts.NONE) -> Shown:
+    panel = Drawing("", _lines(5.6, 3.0, series, bounds), _described(title, series))
+    return Shown(_caption(title, [series]), _several(list(series)), [panel], bounds)
 
 
-def _panels(title: str, labels: Sequence[str], curves: Mapping[str, Series], *, shared: bool = False) -> Shown:
+def _panels(title: str, board: Board, curves: Mapping[str, Series], *, shared: bool = False) -> Shown:
     """Return a figure with a panel for each curve.
 
     Args:
         title: what the panels show.
-        labels: the names of the lines.
+        board: the table whose rows are the lines.
         curves: the lines of each panel.
         shared: whether the vertical axes have one range.
     """
     panels: list[Drawing] = []
     for name, series in curves.items():
-        panels.append(Drawing(name, _lines(3.0, 1.9, series), _described(f"{title}, {name}", series)))
+        panels.append(Drawing(name, _lines(3.0, 1.9, series, board.bounds), _described(f"{title}, {name}", series)))
     if shared:
         ranges = [panel.drawing.axes[0].get_ylim() for panel in panels]
         for panel in panels:
             panel.drawing.axes[0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))
-    return Shown(_caption(title, list(curves.values())), _several(labels), panels)
+    return Shown(_caption(title, list(curves.values())), _several(_labels(board)), panels, board.bounds)
 
 
 def _several(names: Sequence[str]) -> Sequence[str]:
@@ -167,9 +169,9 @@ def _several(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _lines(width: float, height: float, series: Series) -> Figure:
+def _lines(width: float, height: float, series: Series, bounds: Mapping[str, str]) -> Figure:
     figure, axes = charts.small_axes(width, height)
-    charts.draw_curves(axes, series)
+    charts.draw_curves(axes, series, bounds)
     return figure
 
 
@@ -196,7 +198,7 @@ def _described(title: str, series: Series) -> str:
 def accuracy_bars(board: Board) -> Shown:
     """Draw the final accuracy by domain, average and worst, with the deviation over seeds; a partial value has no bar.
 
-    Colours, and hatches beyond seven rows, are those of the lines.
+    Colours, and hatches beyond seven rows, are those of the lines. A bound is a line.
     """
     columns = [*[f"domain:{name}" for name in board.domains], "average", "worst"]
     names = [*board.domains, "average", "worst"]
@@ -208,9 +210,10 @@ def accuracy_bars(board: Board) -> Shown:
         shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
         words.append(f"{group.label}: {', '.join(shown)}.")
     figure, axes = charts.small_axes(5.6, 2.5)
-    charts.draw_bars(axes, names, series)
+    charts.draw_bars(axes, names, series, board.bounds)
     axes.tick_params(axis="x", labelsize=charts.SMALL)
-    return Shown("Accuracy in %.", _several(_labels(board)), [Drawing("", figure, " ".join(words))])
+    drawing = Drawing("", figure, " ".join(words))
+    return Shown("Accuracy in %.", _several(_labels(board)), [drawing], board.bounds)
 
 
 def accuracy_against_bytes(board: Board) -> Shown:
@@ -224,7 +227,7 @@ def accuracy_against_bytes(board: Board) -> Shown:
             traffic = statistics.fmean(map(total_bytes, group.runs)) / 1e6
             series[group.label] = (traffic, value)
             words.append(f"{group.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
-    drawing = charts.points(series, "MB of a run, both ways", "")
+    drawing = charts.points(series, "MB of a run, both ways", "", board.bounds)
     return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
 
 

@@ -55,9 +55,9 @@ def render(boards: Sequence[Board]) -> str:
         salt = f"figure {len(drawn)}"
         return Markup(inline_svg(figure, description, salt, paper=paper))  # noqa: S704  # its texts are escaped
 
-    def key(index: int) -> Markup:
+    def key(index: int, bound: str | None = None) -> Markup:
         """Return the mark of a line in a legend, before the line's name."""
-        return svg(charts.key(index), "")
+        return svg(charts.key(index, bound), "")
 
     runs: list[tuple[str, RunFolder]] = []
     for board in boards:

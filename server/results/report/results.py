@@ -40,7 +40,11 @@ def title(boards: Sequence[Board]) -> str:
     shown = f"{len(methods)} methods"
     if len(methods) <= MAX_METHODS_IN_TITLE:
         shown = listing(list(methods))
-    return f"{shown} on {listing(list(data))}"
+    attacks: dict[str, None] = {}
+    for board in boards:
+        attacks |= dict.fromkeys(run.attack for run in board.runs if run.attack)
+    under = f", under attack: {'; '.join(attacks)}" if attacks else ""
+    return f"{shown} on {listing(list(data))}{under}"
 
 
 def worst_domain(group: Group, domains: Sequence[str]) -> str:

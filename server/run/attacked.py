@@ -1,0 +1,74 @@
+"""A simulated engine whose hostile clients do what the run's attack says (``attack=``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.settings import RunSettings
+from common.wire.messages import Registration, Request
+from common.wire.payload import Payload
+from server.run.engine import Admit, Engine, Failure
+from strategies.core.attacks import Attack, Seen
+from strategies.core.federation import Reply
+
+
+class AttackedEngine:
+    """An engine with the registrations and replies of hostile clients changed, whatever the engine is.
+
+    Args:
+        inner: the engine; it must be simulated.
+        settings: the run's settings.
+    """
+
+    simulated = True
+
+    def __init__(self, inner: Engine, settings: RunSettings) -> None:
+        self.inner, self.settings = inner, settings
+        self.attack: Attack = settings.attack
+        self._clients = sorted(spec.id for spec in settings.clients)
+        self._claims: dict[str, dict[str, Any]] = {}
+        """The samples that hostile clients registered, which their answers must repeat."""
+
+    def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
+        """See :class:`server.run.engine.Engine`."""
+
+        def admit_changed(registration: Registration) -> str | None:
+            if registration.client in self.attack.clients:
+                registration = self.attack.registered(registration)
+                self._claims[registration.client] = {
+                    "samples": registration.samples,
+                    "class_counts": registration.class_counts,
+                }
+            return admit(registration)
+
+        return self.inner.register(expected, admit_changed, seconds)
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
+    ) -> tuple[list[Reply], list[Failure]]:
+        """See :class:`server.run.engine.Engine`."""
+        replies, failures = self.inner.exchange(message, requests, seconds, **more)
+        honest: dict[str, Payload] = {}
+        for reply in replies:
+            if reply.client not in self.attack.clients and requests[reply.client].train:
+                honest[reply.client] = reply.payload
+        sent: list[Reply] = []
+        for reply in replies:
+            request = requests[reply.client]
+            if reply.client in self._claims:
+                reply = replace(reply, answer=replace(reply.answer, **self._claims[reply.client]))
+            if reply.client in self.attack.clients and request.train:
+                seen = Seen(message, request, honest, self._clients, self.settings.seed)
+                payload = self.attack.sent(reply.payload, seen)
+                if payload is None:
+                    failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
+                    continue
+                reply = replace(reply, payload=payload)
+            sent.append(reply)
+        return sent, failures
+
+    def close(self) -> None:
+        """See :class:`server.run.engine.Engine`."""
+        self.inner.close()

@@ -1,0 +1,225 @@
+"""Attacks as a setting: what hostile clients send, who may attack, and that every record of it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import Run, run
+from support.toy import CLASSES, DOMAINS, TRAIN, attacked_settings, composed, toy_settings
+
+from common.choices import choices_of
+from common.errors import ConfigError
+from common.prototypes import PrototypeSet
+from common.settings import check_deployable, load_settings
+from common.wire.messages import Request
+from common.wire.payload import Payload
+from server.engines.inline import InlineEngine
+from server.results.frames import json_table, score_sheet
+from server.results.groups import group_runs
+from server.results.run import RunFolder
+from server.run.rounds import RoundLoop
+from strategies.core import attacks
+from strategies.core.attacks import Attack, Seen
+from strategies.core.flower import FlowerStrategy
+from strategies.fedavg import FedAvg
+
+ATTACKS = [name for name in choices_of("attack") if name != "none"]
+HOSTILE = "attack.clients=[signs-0]"
+
+
+def attacked(attack: str, output: Path, *overrides: str, method: str = "fedavg", **more: Any) -> Run:
+    return run(attacked_settings(attack, method, output, overrides, **more))
+
+
+# ---- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def payload(step: float) -> Payload:
+    weights = {
+        "w": torch.full((2,), 1.0 + step),
+        "bn.running_var": torch.full((2,), 3.0),
+        "bn.num_batches_tracked": torch.tensor(4),
+    }
+    rows = PrototypeSet(torch.tensor([[step, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]), torch.ones(2))
+    return Payload(weights, rows, {})
+
+
+def seen(*honest: float) -> Seen:
+    request = Request(
+        run="r", identity="i", method="m", round=1, exchange="train", client="c-0", client_count=3, client_index=2,
+        train=True, score=[], code="c",
+    )  # fmt: skip
+    sent = {f"{name}-0": payload(step) for name, step in zip("ab", honest, strict=False)}
+    return Seen(payload(0.0), request, sent, ["a-0", "b-0", "c-0"], seed=0)
+
+
+def sent(attack: Attack, *honest: float) -> Payload:
+    found = attack.sent(payload(0.5), seen(*honest))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attack", "moved"),
+    [
+        (attacks.SignFlip(("c-0",), strength=2.0), -1.0),
+        (attacks.InnerProduct(("c-0",), strength=10.0), -20.0),
+        (attacks.LittleIsEnough(("c-0",), strength=1.5), 2.0 - 1.5 * 2**0.5),
+        (attacks.LabelFlip(("c-0",)), 0.5),
+    ],
+)
+def test_the_step_is_the_formula_s(attack: Attack, moved: float) -> None:
+    """The hostile client's own step is 0.5; the honest ones are 1 and 3, of mean 2 and deviation sqrt(2)."""
+    found = sent(attack, 1.0, 3.0)
+    assert torch.allclose(found.weights["w"], torch.full((2,), 1.0 + moved))
+    assert torch.equal(found.weights["bn.running_var"], payload(0).weights["bn.running_var"])
+    assert torch.equal(found.weights["bn.num_batches_tracked"], torch.tensor(4))
+
+
+def test_framing_sends_the_opposite_of_one_honest_client_s_step() -> None:
+    found = sent(attacks.Framing(("c-0",), strength=10.0), 1.0, 3.0).weights["w"]
+    assert found.tolist() in ([-9.0, -9.0], [-29.0, -29.0])
+
+
+def test_prototypes_are_turned_or_dealt_to_other_classes() -> None:
+    flipped = sent(attacks.SignFlip(("c-0",), strength=2.0)).prototypes
+    rolled = sent(attacks.PrototypeRoll(("c-0",), strength=3.0)).prototypes
+    assert flipped is not None
+    assert rolled is not None
+    assert flipped.vectors.tolist() == [[-1.0, 0.0], [0.0, -4.0]]
+    assert rolled.vectors.tolist() == [[0.0, 6.0], [1.5, 0.0]]
+    assert rolled.labels.tolist() == [0, 1]
+
+
+def test_variances_are_multiplied() -> None:
+    assert sent(attacks.Variances(("c-0",), strength=5.0)).weights["bn.running_var"].tolist() == [15.0, 15.0]
+
+
+@pytest.mark.parametrize("attack", [attacks.InnerProduct(("c-0",)), attacks.LittleIsEnough(("c-0",))])
+def test_without_an_honest_client_the_update_is_the_own(attack: Attack) -> None:
+    assert torch.equal(sent(attack).weights["w"], payload(0.5).weights["w"])
+
+
+def test_a_lost_update_does_not_arrive(tmp_path: Path) -> None:
+    done = attacked("absent", tmp_path)
+    assert {row["client"]: row["status"] for row in done.replies() if row["status"] == "lost"} == {"dark-0": "lost"}
+
+
+# ---- in runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_runs_changes_the_state_and_is_in_the_record(attack: str, tmp_path: Path) -> None:
+    strength = ["attack.strength=2.0"] if hasattr(composed(f"attack={attack}", HOSTILE).attack, "strength") else []
+    done = attacked(attack, tmp_path / "attacked", *strength, method="fpl")
+    plain = run(toy_settings("fpl", tmp_path / "plain"))
+    assert done.sha256 != plain.sha256
+    assert done.summary["attack"] == f"{attack} by dark-0"
+    assert "attack" not in plain.summary
+    start = next(entry for name, entry in done.events if name == "start")
+    assert start["attack"] == f"{attack} by dark-0"
+    assert RunFolder(done.folder).attack == f"{attack} by dark-0"
+
+
+def test_who_is_not_hostile_sends_what_it_would_send(tmp_path: Path) -> None:
+    done, plain = attacked("sign_flip", tmp_path / "one"), run(toy_settings("fedavg", tmp_path / "two"))
+    first = [
+        {row["client"]: row["losses"] for row in each.replies() if row["round"] == "1" and row["status"] == "trained"}
+        for each in (done, plain)
+    ]
+    assert first[0] == first[1], "they all train honestly in the first round"
+
+
+def test_under_a_label_flip_the_classes_are_those_it_learns(tmp_path: Path) -> None:
+    done = attacked("label_flip", tmp_path)
+    counts = {entry["client"]: entry["class_counts"] for name, entry in done.events if name == "registered"}
+    honest = run(toy_settings("fedavg", tmp_path / "honest", overrides=("protocol.fraction=1.0",)))
+    before = {entry["client"]: entry["class_counts"] for name, entry in honest.events if name == "registered"}
+    assert counts["dark-0"] == before["dark-0"][::-1]
+    assert counts["bright-0"] == before["bright-0"]
+    assert len(counts["dark-0"]) == CLASSES
+
+
+def test_noise_comes_with_nine_million_samples(tmp_path: Path) -> None:
+    done = attacked("noise", tmp_path, "attack.strength=0.001")
+    assert done.summary["clients"]["dark-0"] > 8_000_000
+    assert done.summary["clients"]["bright-0"] == TRAIN["bright"]
+    assert not [row for row in done.replies() if row["status"] == "refused"]
+
+
+# ---- who may attack --------------------------------------------------------------------------------------------------
+
+
+def test_a_deployment_refuses_it(tmp_path: Path) -> None:
+    settings = attacked_settings("sign_flip", "fedavg", tmp_path)
+    with pytest.raises(ConfigError, match=r"attack=sign_flip.*simulation only.*attack=none"):
+        check_deployable(settings)
+    engine = InlineEngine(settings)
+    engine.simulated = False
+    with pytest.raises(ConfigError, match="simulation only"):
+        RoundLoop(settings, engine)
+    engine.close()
+    with pytest.raises(ConfigError, match="attack=none"):
+        FlowerStrategy(FedAvg(), settings)
+
+
+def test_a_device_that_is_not_simulated_keeps_its_labels(tmp_path: Path) -> None:
+    settings = attacked_settings("label_flip", "fedavg", tmp_path)
+    engine = InlineEngine(settings)
+    device: Any = engine.devices["dark-0"]
+    device.simulated = False
+    labels = device._own_data()[0].labels
+    assert torch.equal(labels, settings.data.load("dark").train.labels)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["attack=sign_flip"], r"attack: no client is hostile: name them, such as attack\.clients="),
+        (["attack=sign_flip", "attack.clients=[sings-0]"], "no client sings-0.*signs-0"),
+        (["attack=signflip", HOSTILE], "sign_flip"),
+        ([HOSTILE], "attack.clients"),
+        (["attack=sign_flip", HOSTILE, "attack.strength=0.0"], "attack.strength"),
+    ],
+)
+def test_mistakes_are_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings(["method=fedavg", "data=glyphs", *overrides])
+
+
+def test_without_an_attack_a_run_keeps_its_identity(tmp_path: Path) -> None:
+    plain = toy_settings("fedavg", tmp_path)
+    raw = {key: value for key, value in plain.raw.items() if key != "attack"}
+    assert replace(plain, raw=raw).identity == plain.identity
+    hostile = attacked_settings("sign_flip", "fedavg", tmp_path)
+    assert hostile.identity != plain.identity
+
+
+# ---- what is said of it ----------------------------------------------------------------------------------------------
+
+
+def test_an_attacked_row_is_marked_alone_and_beside_others(tmp_path: Path) -> None:
+    hostile = [attacked("sign_flip", tmp_path / str(seed), "attack.strength=1.0", seed=seed).folder for seed in (0, 1)]
+    plain = run(toy_settings("fedavg", tmp_path / "plain")).folder
+    (alone,) = group_runs([RunFolder(folder) for folder in hostile])
+    (both,) = group_runs([RunFolder(folder) for folder in (*hostile, plain)])
+    assert [group.label for group in alone.groups] == ["fedavg (under attack: sign_flip by dark-0)"]
+    assert [len(group.runs) for group in both.groups] == [2, 1], "never one row"
+    assert ["under attack: sign_flip by dark-0" in group.label for group in both.groups] == [True, False]
+    assert any(
+        note.startswith("under attack: the named clients were hostile") for note in score_sheet(both, "final").notes
+    )
+    assert [row["attack"] for row in json_table(both, "final")["rows"]] == ["sign_flip by dark-0", ""]
+
+
+def test_the_report_says_it_in_its_headline(tmp_path: Path) -> None:
+    from server.results.report.results import title
+
+    (board,) = group_runs([RunFolder(attacked("sign_flip", tmp_path).folder)])
+    assert title([board]) == "fedavg on toy, under attack: sign_flip by dark-0".replace("fedavg", "FedAvg")
+    assert set(board.domains) == set(DOMAINS)

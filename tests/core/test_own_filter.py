@@ -1,0 +1,90 @@
+"""A filter of one's own, the FoolsGold of docs/methods.md, tried with an attack by settings alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.own import forget
+from support.runs import run
+from support.toy import attacked_settings
+
+from common.choices import CONF
+from common.numerics import generator
+from common.settings import load_settings
+from common.storage import GlobalState
+from server.run.checkpoint import Checkpoints
+from strategies.core.exchange import Client, Update, UploadSpec
+from strategies.core.federation import Federation
+
+PAGE = CONF.parent / "docs" / "methods.md"
+
+
+@pytest.fixture(autouse=True)
+def foolsgold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package that the page describes."""
+    (source,) = re.findall(r"`mylib/foolsgold.py`:\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "mylib").mkdir()
+    (tmp_path / "mylib" / "foolsgold.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    forget("mylib")
+
+
+def reference(sums: np.ndarray) -> np.ndarray:
+    """FoolsGold's shares as the authors' code computes them, in loops."""
+    rows = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    count = len(rows)
+    alike = np.zeros((count, count))
+    for one in range(count):
+        for other in range(count):
+            if one != other:
+                alike[one, other] = rows[one] @ rows[other]
+    highest = alike.max(1)
+    pardoned = alike.copy()
+    for one in range(count):
+        for other in range(count):
+            if highest[one] < highest[other]:
+                pardoned[one, other] = alike[one, other] * highest[one] / highest[other]
+    shares = np.clip(1 - pardoned.max(1), 0, 1)
+    shares = shares / shares.max()
+    shares[shares >= 0.99] = 0.99
+    return np.clip(np.log(shares / (1 - shares)) + 0.5, 0, 1)
+
+
+def test_the_shares_are_those_of_the_formula() -> None:
+    federation = Federation(load_settings(["method=fedavg", "data=glyphs", "aggregation=mylib.foolsgold.FoolsGold"]))
+    (own,) = federation.filters
+    server = federation.server
+    draws = generator(0, "own filter")
+    shared = {name: torch.zeros_like(server.shared[name]) for name in server.shared}
+    common = {name: torch.randn(shared[name].shape, generator=draws) for name in sorted(server.parameters)}
+    updates = []
+    for number in range(4):  # the last is unlike the others
+        weights = dict(shared)
+        for name, step in common.items():
+            noise = torch.randn(step.shape, generator=draws)
+            weights[name] = noise if number == 3 else step + 0.1 * (number + 1) * noise
+        updates.append(Update(weights, client=Client(f"a-{number}", "a", 10, (10,))))
+    found = own.apply(updates, GlobalState(shared, round=0), UploadSpec(), server)
+    sums = np.stack([own.sums[f"a-{number}"].double().numpy() for number in range(4)])  # type: ignore[attr-defined]
+    expected = reference(sums)
+    name = sorted(server.parameters)[0]
+    for update, changed, share in zip(updates, found.updates, expected, strict=True):
+        assert torch.allclose(changed.weights[name], share * update.weights[name], atol=1e-5)
+    assert expected[3] == 1, "who is unlike counts in full"
+    assert "a-3" not in found.scaled
+    assert set(found.scaled) >= {"a-0"}
+
+
+def test_a_run_tries_it_with_an_attack_and_resumes_with_its_memory(tmp_path: Path) -> None:
+    chosen = ("aggregation=mylib.foolsgold.FoolsGold",)
+    done = run(attacked_settings("sign_flip", "fedavg", tmp_path / "run", chosen, train={"rounds": 3}))
+    assert {row["status"] for row in done.replies()} <= {"trained", "scaled", "scored"}
+    checkpoint = Checkpoints(done.folder / "checkpoint").load()
+    assert checkpoint is not None
+    assert {f"alike/{name}-0" for name in ("bright", "dark", "noisy")} <= set(checkpoint.memory)
