@@ -74,6 +74,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         if same_classes(settings.model.pretrained, settings.data.class_names):
             head = "with its classifier"
         print(f"starts from {settings.model.pretrained}, {head}")
+    if inline and not quiet:
+        print(one_device(settings.train.device), end="")
     check_not_in_a_run(settings.output_folder)
     check_holds_no_runs(settings.output_folder)
     prepare_output(settings)
@@ -85,6 +87,20 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         else:
             run_on_superlink(settings, [show])
     _warn_if_partial(settings.output_folder)
+
+
+def one_device(name: str) -> str:
+    """Return the line that tells of GPUs which the inline engine leaves idle; empty if there are none.
+
+    Args:
+        name: ``train.device``.
+    """
+    count = torch.cuda.device_count()
+    if name == "cpu" or count < 2:
+        return ""
+    if name in ("auto", "cuda"):
+        name = "cuda:0"
+    return f"engine=inline uses one device, {name}, of {count}; engine=ray engine.gpus=1 uses them all\n"
 
 
 def _warn_if_partial(folder: Path) -> None:
