@@ -251,20 +251,34 @@ def cluster(workload: str, method: str, options: argparse.Namespace) -> list[Rat
         }
         for repeat in range(options.repeats):
             for count, machines in ((1, one), (2, two)):
-                engines = {
-                    "inline": [f"engine.workers={count}"],
-                    "cluster": ["engine=ray", f"engine.address={machines.address}", f"engine.actors={count}"],
+                chosen = overrides_of(workload, method, options.rounds + 2, f"{folder}/{repeat}-{count}")
+                joined = ["engine=ray", f"engine.address={machines.address}", f"engine.actors={count}"]
+                times = {
+                    "inline": run_here([*chosen, f"engine.workers={count}"]),
+                    "cluster": run([*chosen, *joined, "overwrite=true"]),
                 }
-                for name, words in engines.items():
-                    output = f"{folder}/{repeat}-{count}-{name}"
-                    times = run([*overrides_of(workload, method, options.rounds + 2, output), *words])
-                    seconds[count][name].append((times[max(times)] - times[3]) / (max(times) - 3) / CLIENTS)
+                for name, began in times.items():
+                    seconds[count][name].append((began[max(began)] - began[3]) / (max(began) - 3) / CLIENTS)
         for count, found in seconds.items():
             shape = f"{workload} {method} clients={CLIENTS} machines={count} a client"
             rows += compare("efficiency cluster", shape, "s", found, "inline")
     for row in rows:
         print(f"{row.variant}, {row.shape}: {1 / row.middle:.2f} clients a second, load {row.load}")
     return rows
+
+
+def run_here(overrides: list[str]) -> dict[int, float]:
+    """A run in this process; the time at which each round began."""
+    began: dict[int, float] = {}
+
+    def note(event: str, content: Mapping[str, Any]) -> None:
+        if event == "round":
+            began[content["round"]] = time.perf_counter()
+
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    run_federation(settings, InlineEngine(settings), [note])
+    return began
 
 
 def run(overrides: list[str]) -> dict[int, float]:

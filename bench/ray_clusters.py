@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,13 @@ from pathlib import Path
 import psutil
 
 from server.flower.processes import QUIET, Processes, marked, program
+
+
+TRIES = 5
+"""How often a machine is started: Ray gives up after 30 s, which a crowded machine exceeds."""
+
+PRIORITY = {"RAY_worker_niceness": "0"}
+"""Ray would lower the priority of actors, which slows them down where other programs run."""
 
 
 class RayCluster:
@@ -30,13 +38,19 @@ class RayCluster:
         place = [f"--address={self.address}"]
         if not self.address:
             place = ["--head", "--port=0", f"--temp-dir={self.folder}", "--include-dashboard=false"]
-        before = self.raylets()
         command = [program("ray"), "start", *place, *options, "--disable-usage-stats"]
         command += ["--object-store-memory=200000000"]
-        child = self.processes.start("ray", command, {**os.environ, **QUIET, **environment})
-        assert child.process.wait(300) == 0, child.tail()
+        before = set(self.raylets())
+        for _ in range(TRIES):
+            child = self.processes.start("ray", command, {**os.environ, **QUIET, **PRIORITY, **environment})
+            if child.process.wait() == 0:
+                break
+            for process in set(self.raylets()) - before:
+                os.kill(process, signal.SIGKILL)
+        else:
+            raise RuntimeError(f"Ray did not start:\n{child.tail()}")
         self.address = (self.folder / "ray_current_cluster").read_text()
-        (raylet,) = set(self.raylets()) - set(before)
+        (raylet,) = set(self.raylets()) - before
         return raylet
 
     def raylets(self) -> list[int]:

@@ -155,7 +155,9 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
 
 
 def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a recorded configuration that itself says where the run writes, or whom it calls (:data:`PLACES`).
+    """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
+
+    That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
 
     Raises:
         ConfigError: it does; the message names each such setting.
@@ -172,11 +174,14 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence
             name = f"{group}.{key}"
             if value != defaults.get(key) and name not in named and group not in named:
                 foreign.append(printable(f"{name}={value}")[:200])
+    address = recorded["engine"].get("address")
+    if address and not named & {"engine", "engine.address"}:  # what a Ray cluster sends can run code here
+        foreign.append(printable(f"engine.address={address}")[:200])
     if foreign:
         raise ConfigError(
-            f"{folder / 'config.yaml'} says where the run writes besides {folder}: {' '.join(foreign)}. Resuming a run "
-            "does not take that from its folder alone, which may be of somebody else: repeat the setting after the "
-            "folder, choose tracker=csv, or add --trust if the folder is your own"
+            f"{folder / 'config.yaml'} says where the run writes or trains besides {folder}: {' '.join(foreign)}. "
+            "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
+            "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
         )
 
 

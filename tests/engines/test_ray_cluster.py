@@ -128,7 +128,7 @@ def test_an_address_that_leads_nowhere_is_told_at_once(address: str, told: str) 
 def test_a_program_that_is_not_ray_s_head_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.flower.cluster.JOIN_SECONDS", 15.0)
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("0.0.0.0", 0))  # Ray asks 127.0.0.1 under the address of this machine
         listener.listen()
         with pytest.raises(ConfigError, match="does not answer as Ray's head does"):
             find_cluster(f"127.0.0.1:{listener.getsockname()[1]}")
