@@ -14,7 +14,6 @@ import psutil
 
 from server.flower.processes import QUIET, Processes, marked, program
 
-
 TRIES = 5
 """How often a machine is started: Ray gives up after 30 s, which a crowded machine exceeds."""
 
