@@ -95,9 +95,9 @@ def test_a_machine_that_dies_in_a_round_loses_its_replies_and_the_other_goes_on(
 @pytest.mark.slow
 def test_a_machine_with_other_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, seed in (("here", 0), ("there", 1)):
-        for domain in ("one", "two"):
-            write_folder(tmp_path / place / domain / "train", seed=seed)
-            write_folder(tmp_path / place / domain / "test", 6, seed=2)
+        for number, domain in enumerate(("one", "two")):
+            write_folder(tmp_path / place / domain / "train", seed=seed + 10 * number)
+            write_folder(tmp_path / place / domain / "test", 6, seed=2 + 10 * number)
     monkeypatch.setenv("GOLDFINCH_DATA", str(tmp_path / "here"))
     words = ["data=folder", "data.classes=[negative,positive]", "data.domains=[one,two]", "protocol.samples=null"]
     with ray_cluster(tmp_path / "logs") as cluster:
