@@ -3,6 +3,7 @@
     python bench/efficiency.py                          # inline engine; seconds to minutes
     python bench/efficiency.py --engines ray --actors 2 # starts a SuperLink and Ray for every repeat
     python bench/efficiency.py --engines startup        # from the command to the first round
+    python bench/efficiency.py --engines cluster        # one and two Ray machines (raylets here) against inline
     python bench/efficiency.py --dry-run                # a few small rounds inline, writes nothing
 
 The bare loop takes as many steps on batches of the same sizes, made from the same images by the same augmentation, with
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
+from bench.ray_clusters import ray_cluster
 from client.trainer import memory_format
 from common.data.batches import split_batches
 from common.numerics import generator
@@ -40,6 +42,7 @@ from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
 ROOT = Path(__file__).resolve().parent.parent
+CLIENTS = 4
 QUIET = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none"]
 WORKLOADS = {
     "small": ["model=small", "train.batch_size=32"],
@@ -50,7 +53,7 @@ WORKLOADS = {
 def main() -> None:
     """Measure what the command line asks for."""
     parser = arguments(__doc__)
-    parser.add_argument("--engines", nargs="+", choices=["inline", "ray", "startup"], default=["inline"])
+    parser.add_argument("--engines", nargs="+", choices=["inline", "ray", "startup", "cluster"], default=["inline"])
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fpl"])
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds of an inline run, or of each Ray run")
@@ -63,9 +66,9 @@ def main() -> None:
         return
     if options.dry_run:
         options.workloads, options.rounds, options.repeats = ["small"], 2, 1
-    measures = {"inline": inline, "ray": ray, "startup": startup}
+    measures = {"inline": inline, "ray": ray, "startup": startup, "cluster": cluster}
     for engine in options.engines:
-        for workload in options.workloads if engine != "startup" else ["small"]:
+        for workload in options.workloads if engine in ("inline", "ray") else ["small"]:
             for method in options.methods if engine == "inline" else ["fedavg"]:
                 rows = measures[engine](workload, method, options)
                 if not options.dry_run:
@@ -232,10 +235,56 @@ def ray(workload: str, method: str, options: argparse.Namespace) -> list[Ratio]:
     ]
 
 
+def cluster(workload: str, method: str, options: argparse.Namespace) -> list[Ratio]:
+    """Seconds a client on one and on two Ray machines of one core each, against inline on as many cores."""
+    rows: list[Ratio] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ray_cluster(Path(folder, "one")) as one,
+        ray_cluster(Path(folder, "two")) as two,
+    ):
+        for machines in (one, two, two):
+            machines.add("--num-cpus=1")
+        seconds: dict[int, dict[str, list[float]]] = {
+            1: {"inline": [], "cluster": []},
+            2: {"inline": [], "cluster": []},
+        }
+        for repeat in range(options.repeats):
+            for count, machines in ((1, one), (2, two)):
+                chosen = overrides_of(workload, method, options.rounds + 2, f"{folder}/{repeat}-{count}")
+                joined = ["engine=ray", f"engine.address={machines.address}", f"engine.actors={count}"]
+                times = {
+                    "inline": run_here([*chosen, f"engine.workers={count}"]),
+                    "cluster": run([*chosen, *joined, "overwrite=true"]),
+                }
+                for name, began in times.items():
+                    seconds[count][name].append((began[max(began)] - began[3]) / (max(began) - 3) / CLIENTS)
+        for count, found in seconds.items():
+            shape = f"{workload} {method} clients={CLIENTS} machines={count} a client"
+            rows += compare("efficiency cluster", shape, "s", found, "inline")
+    for row in rows:
+        print(f"{row.variant}, {row.shape}: {1 / row.middle:.2f} clients a second, load {row.load}")
+    return rows
+
+
+def run_here(overrides: list[str]) -> dict[int, float]:
+    """A run in this process; the time at which each round began."""
+    began: dict[int, float] = {}
+
+    def note(event: str, content: Mapping[str, Any]) -> None:
+        if event == "round":
+            began[content["round"]] = time.perf_counter()
+
+    settings = load_settings(overrides)
+    prepare_output(settings)
+    run_federation(settings, InlineEngine(settings), [note])
+    return began
+
+
 def run(overrides: list[str]) -> dict[int, float]:
     """`goldfinch run` as a process; the time of day at which each round began."""
     output = Path(next(item for item in overrides if item.startswith("output=")).partition("=")[2])
-    command = [str(Path(sys.executable).parent / "goldfinch"), "run", *overrides]
+    command = [sys.executable, "-m", "server.cli", "run", *overrides]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if found.returncode:
         raise RuntimeError(f"goldfinch run failed:\n{found.stdout}\n{found.stderr}")

@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docker" / "last_run.json"
 NAMES = ("make compose-demo", "make test-compose")
-COVERED = ("client", "common", "conf", "docker", "goldfinch", "server", "strategies", "requirements.txt", "pyproject.toml")
+PACKAGES = ("client", "common", "conf", "goldfinch", "server", "strategies")
+COVERED = (*PACKAGES, "docker", "requirements.txt", "pyproject.toml")
 """What the containers are made of."""
 
 

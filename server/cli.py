@@ -114,6 +114,8 @@ def _run(
     from server.flower.superlink import simulation_link
 
     early = "engine=ray" in overrides and not composed["resume"]  # a run that cannot be resumed starts nothing
+    if early and composed["engine"].get("address"):  # a cluster that cannot be joined, neither
+        early = False
     with simulation_link() if early else contextlib.nullcontext() as link:
         from common.settings import settings_of  # seconds in which the SuperLink comes up
         from server.commands.running import run

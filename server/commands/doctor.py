@@ -216,7 +216,11 @@ def _ray() -> list[Finding]:
         check_ray()
     except ConfigError as error:
         return [Finding("engine=ray", str(error), "", NOTE)]
-    return [Finding("engine=ray", "can start its workers")]
+    result = "can start its workers"
+    cluster = os.environ.get("RAY_ADDRESS")
+    if cluster:
+        result += f"; engine.address=auto joins {cluster}, as RAY_ADDRESS says"
+    return [Finding("engine=ray", result)]
 
 
 def _flower_version(versions: Mapping[str, str]) -> Finding:

@@ -76,6 +76,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         if same_classes(settings.model.pretrained, settings.data.class_names):
             head = "with its classifier"
         print(f"starts from {settings.model.pretrained}, {head}")
+    if inline and not quiet:
+        print(one_device(settings.train.device), end="")
     check_not_in_a_run(settings.output_folder)
     check_holds_no_runs(settings.output_folder)
     prepare_output(settings)
@@ -87,6 +89,20 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         else:
             run_on_superlink(settings, [show])
     _warn_if_partial(settings.output_folder)
+
+
+def one_device(name: str) -> str:
+    """Return the line that tells of GPUs which the inline engine leaves idle; empty if there are none.
+
+    Args:
+        name: ``train.device``.
+    """
+    count = torch.cuda.device_count()
+    if name == "cpu" or count < 2:
+        return ""
+    if name in ("auto", "cuda"):
+        name = "cuda:0"
+    return f"engine=inline uses one device, {name}, of {count}; engine=ray engine.gpus=1 uses them all\n"
 
 
 def _warn_if_partial(folder: Path) -> None:
@@ -141,7 +157,9 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
 
 
 def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a recorded configuration that itself says where the run writes, or whom it calls (:data:`PLACES`).
+    """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
+
+    That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
 
     Raises:
         ConfigError: it does; the message names each such setting.
@@ -158,11 +176,14 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence
             name = f"{group}.{key}"
             if value != defaults.get(key) and name not in named and group not in named:
                 foreign.append(printable(f"{name}={value}")[:200])
+    address = recorded["engine"].get("address")
+    if address and not named & {"engine", "engine.address"}:  # what a Ray cluster sends can run code here
+        foreign.append(printable(f"engine.address={address}")[:200])
     if foreign:
         raise ConfigError(
-            f"{folder / 'config.yaml'} says where the run writes besides {folder}: {' '.join(foreign)}. Resuming a run "
-            "does not take that from its folder alone, which may be of somebody else: repeat the setting after the "
-            "folder, choose tracker=csv, or add --trust if the folder is your own"
+            f"{folder / 'config.yaml'} says where the run writes or trains besides {folder}: {' '.join(foreign)}. "
+            "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
+            "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
         )
 
 

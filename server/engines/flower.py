@@ -25,6 +25,7 @@ from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
 from server.engines.inbox import Inbox
 from server.engines.waiting import OnWaiting, WaitReport
+from server.flower.cluster import ENDS_RUN
 from server.flower.silence import SilenceLimit
 from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
 from strategies.core.federation import Closing, Reply
@@ -476,12 +477,14 @@ class FlowerEngine:
             read: reads the content.
 
         Raises:
-            EngineError: Ray lost the reply. Flower's simulation has a code of its own for each error that a client
-                raises, so the code ``UNKNOWN`` comes from Ray alone.
+            EngineError: Ray lost the reply, or its cluster cannot go on. Flower's simulation has a code of its own for
+                each error that a client raises, so the code ``UNKNOWN`` comes from Ray alone.
         """
         if message is None:
             return Failure(name, "lost", "its answer got lost on the way, or is too large")
         if message.has_error():
+            if self.simulated and message.error.code == ENDS_RUN:
+                raise EngineError(message.error.reason)
             if self.simulated and message.error.code == ErrorCode.UNKNOWN:
                 raise EngineError(
                     f"the Ray actor that trained {name} died, most likely for want of memory; "

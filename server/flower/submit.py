@@ -32,6 +32,7 @@ from common.extras import install_command
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import CODE, INTERFACE, VERSION
+from server.flower.cluster import Machine, find_cluster, places_on
 from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
@@ -51,11 +52,14 @@ publisher = "goldfinch"
 
 [tool.flwr.app.components]
 serverapp = "server.app:app"
-clientapp = "client.app:app"
+clientapp = "{client_app}"
 
 [tool.flwr.app.config]
 {configuration} = ""
 """
+
+CLIENT_APP, SIMULATED_APP = "client.app:app", "server.flower.simulation:app"
+"""The ClientApp of a device, and that of a simulation (:mod:`server.flower.simulation`)."""
 
 MAX_LINES = 60
 """Lines of an error's message that are passed on: a client's traceback fits, a longer list is in the log only."""
@@ -85,11 +89,13 @@ class RaySettings:
 
     Args:
         name: ``ray``.
+        address: ``HOST:PORT`` of an existing Ray cluster, or ``auto``; ``None`` starts Ray for the run alone.
         actors: clients that train at the same time; ``None`` is one per CPU, at most one per client.
         gpus: share of a GPU that each actor takes, in [0, 1].
     """
 
     name: str
+    address: str | None = None
     actors: Count | None = None
     gpus: ZeroToOne = 0.0
 
@@ -116,31 +122,50 @@ def run_on_ray(settings: RunSettings, listeners: Sequence[Listener], link: Simul
         link: the SuperLink; ``None`` starts one, and stops it after the run.
 
     Raises:
-        ConfigError: Ray is not installed, or cannot start its workers from this environment's folder.
+        ConfigError: Ray is not installed, cannot start its workers from this environment's folder, or has no room for
+            an actor; or the cluster at ``engine.address`` cannot be joined.
         EngineError: the SuperLink did not start, or the run failed; the reason is in the message.
     """
     check_ray()
-    if link is None:
-        with simulation_link() as started:
-            run_on_ray(settings, listeners, started)
-        return
-    import torch
-
     options: RaySettings = build(settings.engine, "engine", RaySettings)
+    environment = {}
+    if options.address is None:
+        machines: Sequence[Machine] = [_this_machine(options)]
+    else:
+        cluster = find_cluster(options.address)
+        machines = cluster.machines
+        environment["RAY_ADDRESS"] = cluster.address
+        link = None  # its processes would start a Ray of their own
+    places = places_on(machines, options.gpus)
     clients = len(settings.clients)
-    actors = min(options.actors or os.cpu_count() or 1, clients)
-    gpus = 0
-    if options.gpus:
-        gpus = torch.cuda.device_count()
     federation = {
         "num-supernodes": min(clients, MAX_SIMULATED_NODES),
         "client-resources-num-cpus": 1,
         "client-resources-num-gpus": options.gpus,
-        "init-args-num-cpus": actors,
-        "init-args-num-gpus": gpus,
+        "init-args-num-cpus": min(options.actors or places, places, clients),
+        "init-args-num-gpus": int(sum(machine.gpus for machine in machines)),
     }
-    link.wait(settings.output_folder / "logs")
-    submit(settings, CONNECTION, link.environment, link.neutral, federation, listeners)
+    with contextlib.nullcontext(link) if link else simulation_link(**environment) as started:
+        started.wait(settings.output_folder / "logs")
+        submit(
+            settings,
+            CONNECTION,
+            started.environment,
+            started.neutral,
+            federation,
+            listeners,
+            client_app=SIMULATED_APP,
+        )
+
+
+def _this_machine(options: RaySettings) -> Machine:
+    """Return this machine. Ray counts a CPU for each actor that the user wants, whether or not it is there."""
+    gpus = 0
+    if options.gpus:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    return Machine("this machine", options.actors or os.cpu_count() or 1, gpus)
 
 
 def check_ray() -> None:
@@ -220,6 +245,7 @@ def submit(
     federation: Mapping[str, object],
     listeners: Sequence[Listener],
     *,
+    client_app: str = CLIENT_APP,
     outlives: bool = False,
 ) -> None:
     """Submit a run and follow it to its end.
@@ -234,13 +260,14 @@ def submit(
         neutral: an empty folder for the app's copy and as the programs' working folder.
         federation: Flower's federation options.
         listeners: receive every event.
+        client_app: the ClientApp, as ``module:name``.
         outlives: the SuperLink, and so the run, continue when this program is interrupted.
 
     Raises:
         EngineError: the run did not complete.
         KeyboardInterrupt: this program was interrupted. With ``outlives``, the message says how to follow the run.
     """
-    app = write_bundle(neutral / "goldfinch")
+    app = write_bundle(neutral / "goldfinch", client_app)
     configuration = json.dumps(remote_configuration(settings))
     run = start_run(app, configuration, connection, environment, neutral, federation)
     log = settings.output_folder / "logs" / "flower.log"
@@ -335,7 +362,7 @@ def remote_configuration(settings: RunSettings) -> dict[str, Any]:
     return raw
 
 
-def write_bundle(folder: Path) -> Path:
+def write_bundle(folder: Path, client_app: str = CLIENT_APP) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
 
     Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of
@@ -344,6 +371,7 @@ def write_bundle(folder: Path) -> Path:
 
     Args:
         folder: a folder that does not exist yet.
+        client_app: the ClientApp, as ``module:name``.
     """
     folder.mkdir(parents=True)
     for package in (*CODE, INTERFACE):
@@ -353,7 +381,9 @@ def write_bundle(folder: Path) -> Path:
             continue
         for path in choices_of(group.name, FOLDERS[1:]).values():
             shutil.copy(path, folder / "conf" / group.name)
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(version=VERSION, configuration=CONFIGURATION))
+    (folder / "pyproject.toml").write_text(
+        PYPROJECT.format(version=VERSION, client_app=client_app, configuration=CONFIGURATION)
+    )
     return folder
 
 

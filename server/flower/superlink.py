@@ -53,8 +53,11 @@ class SimulationLink:
 
 
 @contextlib.contextmanager
-def simulation_link() -> Iterator[SimulationLink]:
+def simulation_link(**more: str) -> Iterator[SimulationLink]:
     """Start a SuperLink in an empty folder. It and all processes that it started are stopped after the block.
+
+    Args:
+        more: variables of its environment, such as the ``RAY_ADDRESS`` of a cluster to join.
 
     Yields:
         The SuperLink, which need not answer yet; see :meth:`SimulationLink.wait`.
@@ -74,7 +77,7 @@ def simulation_link() -> Iterator[SimulationLink]:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{address}"\ninsecure = true\n'
         )
-        environment = flower_environment(home)
+        environment = flower_environment(home, **more)
         command = [program("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
         command += ["--disable-runtime-dependency-installation"]
         processes = Processes(neutral / "cwd", neutral / "logs")

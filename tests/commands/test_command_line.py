@@ -343,8 +343,8 @@ def test_another_choice_replaces_its_group_when_a_run_is_resumed(
     (tmp_path / "config.yaml").write_text(yaml_of(again[0].raw))
     assert main(["resume", str(tmp_path), "engine.actors=1"]) == 0
     ray, inline, fewer = again
-    assert fewer.engine == {"name": "ray", "actors": 1, "gpus": 0}
-    assert ray.engine == {"name": "ray", "actors": 2, "gpus": 0}
+    assert fewer.engine == {"name": "ray", "address": None, "actors": 1, "gpus": 0}
+    assert ray.engine == {"name": "ray", "address": None, "actors": 2, "gpus": 0}
     assert (ray.train.learning_rate, ray.identity) == (0.02, inline.identity)
     assert inline.engine == raw["engine"], "the same choice has the run's own settings"
 

@@ -20,6 +20,7 @@ from common.choices import choices_of, trust
 from common.config import CONF, class_of
 from common.settings import RoundSettings, TrainSettings
 from server.cli import main
+from server.commands import running
 from server.commands import sweep as sweep_module
 from server.commands.running import PLACES
 
@@ -400,6 +401,27 @@ def test_a_resumed_run_writes_where_its_user_says(
     assert "--trust" in error
     assert not (tmp_path / "elsewhere").exists()
     assert contents(folder) == before
+
+
+def test_a_resumed_run_joins_the_ray_cluster_that_its_user_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an actor replies is unpickled here."""
+    joined: list[Any] = []
+    monkeypatch.setattr(running, "run", lambda settings, **_: joined.append(settings.engine.get("address")))
+
+    def change(content: dict[str, Any]) -> None:
+        content["engine"] = {"name": "ray", "address": "10.0.0.9:6379"}
+        content["choices"]["engine"] = "ray"
+
+    changed(folder, change)
+    assert main(["resume", str(folder), "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert "engine.address=10.0.0.9:6379" in error
+    assert "engine=inline, or add --trust" in error
+    for words in (["engine=inline"], ["--trust"], ["engine.address=10.0.0.9:6379"]):
+        assert main(["resume", str(folder), *words, "--quiet"]) == 0
+    assert joined == [None, "10.0.0.9:6379", "10.0.0.9:6379"]
 
 
 @pytest.mark.parametrize("how", ["the setting", "csv", "--trust"])

@@ -206,7 +206,7 @@ def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(fo
 def test_where_a_bundle_runs_a_class_of_ones_own_imports_its_names_from_goldfinch(tmp_path: Path) -> None:
     """Flower puts the bundle first on the path."""
     bundle = write_bundle(tmp_path / "bundle")
-    lines = f"import sys; sys.path.insert(0, {str(bundle)!r}); import client.app; from goldfinch import Batch; print(Batch)"
+    lines = f"import sys; sys.path.insert(0, {str(bundle)!r}); import client.app, goldfinch; print(goldfinch.Batch)"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "strategies.core.exchange.Batch" in done.stdout, done.stderr
 

@@ -287,7 +287,7 @@ RECORDED = [
     [
         ([], {}),
         (["train.rounds=20"], {"train.rounds": 20}),
-        (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "actors": 2, "gpus": 0}}),
+        (["engine=ray", "engine.actors=2"], {"engine": {"name": "ray", "address": None, "actors": 2, "gpus": 0}}),
         (["engine=inline"], {}),
         (["protocol.counts={signs: 3}"], {"protocol.counts": {"signs": 3}}),
         (["protocol.counts.signs=3"], {"protocol.counts": {**UNEVEN, "sketch": 2, "signs": 3}}),

@@ -35,6 +35,7 @@ from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from server.engines import flower as flower_engine
 from server.engines.flower import NO_REPLY, Deadline, FlowerEngine
 from server.engines.inline import InlineEngine
+from server.flower.cluster import ENDS_RUN
 from server.run.conduct import prepare_output, run_federation
 from server.trackers.events import describe
 from strategies.core.flower import properties_to_registrations, request_to_fit_ins
@@ -317,6 +318,18 @@ def test_a_dead_actor_ends_the_run_with_a_way_out() -> None:
     engine = engine_of(Simulation(scripted(Error(ErrorCode.UNKNOWN, "anything"))), "c")
     with pytest.raises(EngineError, match=r"Ray actor that trained c died.*resume=true"):
         engine.exchange(Payload(), asked("c"), 5)
+
+
+def test_a_cluster_that_cannot_go_on_ends_the_run_with_its_own_words() -> None:
+    engine = engine_of(Simulation(scripted(Error(ENDS_RUN, "all actors have died: resume=true goes on"))), "c")
+    with pytest.raises(EngineError, match=r"^all actors have died: resume=true goes on$"):
+        engine.exchange(Payload(), asked("c"), 5)
+
+
+def test_a_reply_that_died_with_its_machine_is_lost() -> None:
+    error = Error(ErrorCode.CLIENT_APP_CRASHED, "the actor on a ended without a reply")
+    _, failures = engine_of(Simulation(scripted(error)), "c").exchange(Payload(), asked("c"), 5)
+    assert [(failure.status, failure.reason) for failure in failures] == [("lost", error.reason)]
 
 
 @GRIDS

@@ -30,6 +30,7 @@ def test_a_simulation_does_not_join_the_cluster_of_another_program(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert "RAY_ADDRESS" not in flower_environment(tmp_path)
+    assert "engine.address=auto joins 10.0.0.1:6379" in doctor._ray()[0].result
 
 
 @pytest.mark.parametrize(("length", "moved"), [(10, False), (110, True)])

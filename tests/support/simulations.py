@@ -44,7 +44,7 @@ class Simulation:
         prepare_output(settings)
         options: dict[str, object] = {"num-supernodes": 4, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
         options |= {key.replace("_", "-"): value for key, value in federation.items()}
-        submit(settings, chosen, "simulation", flower_environment(self.folder / "home"), neutral, options, [])
+        submit(settings, "simulation", flower_environment(self.folder / "home"), neutral, options, [])
         return RunFolder.open(output).summary
 
 
