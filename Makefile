@@ -29,6 +29,9 @@ endif
 endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.txt
 # CHECK_HASHES=1: what was installed must have the hashes of docker/hashes.txt
+ifneq ($(and $(CHECK_HASHES),$(wildcard $(BIN)/python)),)
+$(error what is installed already cannot be compared with its hashes: remove $(VENV), or leave out CHECK_HASHES=1)
+endif
 REPORT := $(if $(CHECK_HASHES),--report $(VENV)/installed.json)
 CHECKED := $(if $(CHECK_HASHES),$(BIN)/python docker/check_archives.py $(VENV)/installed.json docker/hashes.txt)
 export OMP_NUM_THREADS ?= 1

@@ -15,9 +15,14 @@ from pathlib import Path
 
 from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
-from server.flower.processes import answer_in, ask_flower, in_one_line
+from server.flower.processes import answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
+NO_CONNECTION = (
+    "Add a connection with the SuperLink's address (docs/deploy.md), or export FLWR_HOME as in the terminal where it "
+    "was added; --connection NAME chooses another"
+)
+
 NOT_REACHED = "Connection to the SuperLink is unavailable"
 """What Flower's command line prints while no SuperLink listens."""
 
@@ -190,5 +195,7 @@ class Enrolment:
         return output
 
     def _call(self, arguments: Sequence[str]) -> str:
+        """Return the output of Flower's command line, which starts a SuperLink of its own if it finds none named."""
+        check_connection(Path(self.environment["FLWR_HOME"]) / "config.toml", self.connection, NO_CONNECTION)
         result = ask_flower(arguments, self.environment, self.folder)
         return result.stdout + result.stderr

@@ -1,13 +1,12 @@
 """The operator's commands: ``goldfinch devices`` with ``certificates``, ``enrol`` and ``dismiss``."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError
 from server.admission.certificates import SERVER_DAYS, ensure
 from server.admission.enrolment import Enrolment
-from server.flower.processes import flower_environment
+from server.flower.processes import flower_environment, flower_home
 from server.trackers.wait_lines import wait_lines
 
 WAITING = "waiting for the SuperLink to answer"
@@ -91,5 +90,6 @@ def _enrolment(folder: Path, connection: str | None) -> Enrolment:
     folder = folder.expanduser()
     if (folder / "operator" / "nodes").is_dir():
         folder = folder / "operator"  # the folder that goldfinch devices certificates was given
-    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    return Enrolment(folder, connection, flower_environment(home))
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; name the one that goldfinch devices certificates was given")
+    return Enrolment(folder, connection, flower_environment(flower_home()))

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from common.errors import EngineError
+from common.errors import ConfigError, EngineError
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -43,6 +43,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 MAX_TEMPORARY = 40
 """Characters of the temporary folder's path with which Ray's sockets below it stay within the system's 107."""
+
+ADD_CONNECTION = (
+    "Add a connection with the SuperLink's address (docs/deploy.md) and name it by engine.connection=NAME; to simulate "
+    "on this machine, choose engine=ray"
+)
 
 STOP_SECONDS = 15.0
 """Seconds that a program has to end after SIGTERM, before SIGKILL."""
@@ -104,6 +109,38 @@ def connections(path: Path) -> dict[str, str]:
         if isinstance(address, str) and address and not address.startswith(":"):
             found[name] = address
     return found
+
+
+def check_connection(path: Path, name: str | None, remedy: str = ADD_CONNECTION) -> None:
+    """Check that a connection leads to a SuperLink that is running already.
+
+    Without such a connection, ``flwr run`` starts a SuperLink, simulates on this machine, and leaves it running.
+
+    Args:
+        path: Flower's ``config.toml``.
+        name: the connection's name; ``None`` is the default one.
+        remedy: what the message advises.
+
+    Raises:
+        ConfigError: the connection is missing, or is Flower's local simulation.
+    """
+    try:
+        connections = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
+        chosen = name or connections.get("default", "local")
+    except FileNotFoundError:
+        connections, chosen = {}, name or "local"
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    connection = connections.get(chosen)
+    address = None
+    if isinstance(connection, dict):
+        address = connection.get("address")
+    if isinstance(address, str) and address and not address.startswith(":local"):
+        return
+    found = "names no SuperLink"
+    if address:
+        found = f"is Flower's local simulation, {address}"
+    raise ConfigError(f"the connection {chosen!r} in {path} {found}. {remedy}")
 
 
 def program(name: str) -> str:

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import CODE, INTERFACE, VERSION
 from server.flower.cluster import Machine, find_cluster, places_on
-from server.flower.processes import answer_in, ask_flower, flower_environment, flower_home, program
+from server.flower.processes import answer_in, ask_flower, check_connection, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.trackers.events import Listener
 from server.trackers.tail import Tail
@@ -201,40 +200,6 @@ def run_on_superlink(settings: RunSettings, listeners: Sequence[Listener]) -> No
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as neutral:
         environment = flower_environment(home)
         submit(settings, options.connection, environment, Path(neutral), {}, listeners, outlives=True)
-
-
-def check_connection(path: Path, name: str | None) -> None:
-    """Check that a connection leads to a SuperLink that is running already.
-
-    Without such a connection, ``flwr run`` starts a SuperLink, simulates on this machine, and leaves it running.
-
-    Args:
-        path: Flower's ``config.toml``.
-        name: the connection's name; ``None`` is the default one.
-
-    Raises:
-        ConfigError: the connection is missing, or is Flower's local simulation.
-    """
-    try:
-        connections = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
-        chosen = name or connections.get("default", "local")
-    except FileNotFoundError:
-        connections, chosen = {}, name or "local"
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    connection = connections.get(chosen)
-    address = None
-    if isinstance(connection, dict):
-        address = connection.get("address")
-    if isinstance(address, str) and address and not address.startswith(":local"):
-        return
-    found = "names no SuperLink"
-    if address:
-        found = f"is Flower's local simulation, {address}"
-    raise ConfigError(
-        f"engine=superlink: the connection {chosen!r} in {path} {found}. Add a connection with the SuperLink's address "
-        "(docs/deploy.md) and name it by engine.connection=NAME; to simulate on this machine, choose engine=ray"
-    )
 
 
 def submit(

@@ -204,6 +204,21 @@ def test_the_commands_report_errors(
     assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("here", "names no SuperLink.*export FLWR_HOME as in the terminal"), ("elsewhere", "elsewhere is not a folder")],
+)
+def test_without_a_superlink_or_a_folder_nothing_is_started(
+    folder: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower would start a SuperLink of its own, and leave a configuration behind."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    ensure(tmp_path / "here", [], ["ward-a"])
+    assert main(["devices", "enrol", str(tmp_path / folder)]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "home").exists()
+
+
 class Registrar:
     """Flower's command line: it takes every key once."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,14 @@ def test_another_archive_is_refused(
 ) -> None:
     assert check([package]) == 1
     assert re.search(found, capsys.readouterr().err)
+
+
+def test_an_environment_that_is_there_already_is_not_said_to_be_compared(tmp_path: Path) -> None:
+    words = ["make", "--dry-run", "setup", "CHECK_HASHES=1", f"VENV={tmp_path}"]
+    fresh = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "check_archives.py" in fresh.stdout, fresh.stderr
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    assert f"remove {tmp_path}" in again.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import ConfigError
 from server.commands import doctor
-from server.flower.submit import check_connection
+from server.flower.processes import check_connection
 
 LOCAL = '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'
 HOSPITAL = '[superlink.hospital]\naddress = "fl.example.org:9093"\n'
