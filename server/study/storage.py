@@ -35,6 +35,9 @@ HEARTBEAT = 15
 SILENCE = 60
 """Seconds without a heartbeat after which another process takes the work over."""
 
+OPENINGS = 5
+"""Attempts to open a database, one a second."""
+
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 Task = Mapping[str, Any]
@@ -120,15 +123,27 @@ def storage_of(output: Path, url: str = "") -> BaseStorage:
     with warnings.catch_warnings(), database_errors():
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
-            return DatabaseStorage(
-                url, engine_kwargs={"pool_pre_ping": True}, heartbeat_interval=HEARTBEAT, grace_period=SILENCE
-            )
+            return _database(url)
         except ImportError as error:
             raise ConfigError(
                 f"--storage {url.partition('://')[0]}://: the database's driver is not installed ({error.__cause__}): "
                 "pip install 'psycopg[binary]' for postgresql+psycopg://, or leave --storage out and let all processes "
                 "share --output"
             ) from error
+
+
+def _database(url: str) -> DatabaseStorage:
+    """Return the storage in a database. Of processes that make its tables at the same moment, all but one try again."""
+    for _ in range(OPENINGS - 1):
+        with contextlib.suppress(sqlalchemy.exc.DBAPIError):
+            return _open_database(url)
+        time.sleep(1.0)
+    return _open_database(url)
+
+
+def _open_database(url: str) -> DatabaseStorage:
+    options = {"pool_pre_ping": True}
+    return DatabaseStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=SILENCE)
 
 
 @contextlib.contextmanager

@@ -216,6 +216,30 @@ def test_a_longer_study_in_batches_is_the_one_that_was_long_from_the_start(runs:
     assert len(outcomes(longer)) == 12
 
 
+OPENED_AT_ONCE = """
+import sys, time
+from pathlib import Path
+from server.study.storage import storage_of
+folder, url = Path(sys.argv[1]), sys.argv[2]
+(folder / sys.argv[3]).touch()
+while len(list(folder.iterdir())) < 4:
+    time.sleep(0.001)
+storage_of(folder, url).get_all_studies()
+"""
+
+
+def test_processes_that_open_a_new_storage_at_the_same_moment_all_have_it(url: str, tmp_path: Path) -> None:
+    """Optuna makes a database's tables without a lock: PostgreSQL refused all processes of an array but one."""
+    folder = tmp_path / "ready"
+    folder.mkdir()
+    words = [sys.executable, "-c", OPENED_AT_ONCE, str(folder), url]
+    started = [
+        subprocess.Popen([*words, str(number)], cwd=ROOT, stderr=subprocess.PIPE, text=True) for number in range(4)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
+
+
 # ---- databases that cannot be used -----------------------------------------------------------------------------------
 
 
