@@ -26,7 +26,9 @@ def compare(
     runs: int = 2,
     scores: Sequence[str] = ("in_domain",),
     weighting: str = "",
+    batch: int = 1,
     output: Path | str | None = None,
+    storage: str = "",
     jobs: int = 1,
     **keywords: Any,
 ) -> pd.DataFrame:
@@ -48,8 +50,10 @@ def compare(
         runs: final runs of each study.
         scores: ``in_domain``, ``leave_one_out`` or both.
         weighting: ``uniform`` or ``samples`` for all methods; empty leaves each method's own.
+        batch: trials of a study that are drawn without each other's scores, and can be done at the same time.
         output: the folder; ``None`` takes one that is named after the settings.
-        jobs: studies at the same time.
+        storage: the URL of a database that keeps the studies; empty keeps them in the folder.
+        jobs: processes at the same time.
         keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``.
 
     Returns:
@@ -62,17 +66,20 @@ def compare(
     Raises:
         ConfigError: a setting is not valid, the folder holds another comparison, or no method has a result.
     """
+    from common.extras import libraries_of
     from server.commands.sweep import default_output
     from server.results.sheets import pandas_library
-    from server.study import compare as study
+
+    with libraries_of("tune", "goldfinch compare"):
+        from server.study import compare as study
     from server.study.rules import Rules
 
     given = (*overrides_of(settings, keywords), *overrides)
-    rules = Rules(studies, trials, runs, tuple(scores), weighting)
+    rules = Rules(studies, trials, runs, tuple(scores), weighting, batch)
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
     with terminable():
-        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules), jobs)
+        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules, storage), jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

@@ -183,25 +183,36 @@ def _compare(
     weighting: Annotated[
         str, option("--weighting", text="uniform or samples for all methods; each method's own by default.")
     ] = "",
+    batch: Annotated[
+        int, option("--batch", text="Trials of a study that can be done at the same time; 1 by default.", min=1)
+    ] = 1,
     output: Output = None,
+    storage: Annotated[
+        str, option("--storage", text="A database that keeps the studies; by default the folder does.", metavar="URL")
+    ] = "",
     jobs: Jobs = 1,
-    only: Annotated[str, typer.Option("--only", hidden=True)] = "",
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     """Tune methods alike on validation samples, then rank them.
 
     goldfinch compare --methods fedavg,fpl data=glyphs --trials 8 --output DIR
     KEY=VALUE  any setting of goldfinch run but the method's, for all of them
-    An interrupted comparison goes on when it is called again. With one method it tunes this method.
+    An interrupted comparison goes on when it is called again, and several calls share the work. With one method it
+    tunes this method.
     """
+    from common.extras import libraries_of
     from server.commands.sweep import default_output
-    from server.study.compare import CompareRequest, compare, do_one
+
+    with libraries_of("tune", "goldfinch compare"):
+        from server.study.compare import CompareRequest, compare, take_part
     from server.study.rules import Rules
 
-    rules = Rules(studies, trials, runs, items_of(scores) or ("in_domain",), weighting)
+    rules = Rules(studies, trials, runs, items_of(scores) or ("in_domain",), weighting, batch)
     words = [f"methods={','.join(items_of(methods))}", *overrides, *rules.options]
-    request = CompareRequest(items_of(methods), tuple(overrides), output or default_output("compare", words), rules)
-    if only:
-        do_one(request, only)
+    folder = output or default_output("compare", words)
+    request = CompareRequest(items_of(methods), tuple(overrides), folder, rules, storage)
+    if worker:
+        take_part(request)
         return
     compare(request, jobs)
 

@@ -106,8 +106,12 @@ def check_holds_no_runs(folder: Path) -> None:
         raise ConfigError(f"{folder} holds other runs, such as {found}: choose another output=, such as {folder}/NAME")
 
 
+class FolderInUseError(ConfigError):
+    """Another process writes to the folder."""
+
+
 @contextlib.contextmanager
-def run_lock(folder: Path, what: str = "run") -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[None]:
     """Hold the lock on ``folder``, which only one process can have at a time; the folder is made.
 
     A submitted run goes on after its terminal is closed, so it could otherwise be resumed while it still runs. On a
@@ -115,10 +119,10 @@ def run_lock(folder: Path, what: str = "run") -> Iterator[None]:
 
     Args:
         folder: the folder.
-        what: what is written there, for the message.
 
     Raises:
-        ConfigError: another process holds the lock, or the folder cannot be made.
+        FolderInUseError: another process holds the lock.
+        ConfigError: the folder cannot be made.
     """
     with writing(folder, "another output="):
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,8 +131,8 @@ def run_lock(folder: Path, what: str = "run") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(
-                f"another process is writing a {what} to {folder}: let it finish or stop it "
+            raise FolderInUseError(
+                f"another process is writing a run to {folder}: let it finish or stop it "
                 "(a submitted run: flwr list, flwr stop), or choose another output="
             ) from error
         except OSError:  # a network file system without locks

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from common.choices import folder_options
-from common.errors import ConfigError, EngineError
-from common.extras import libraries_of
+from common.errors import EngineError, writing
 from common.run_config import attack_text
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
 from server.results.run import RunFolder
-from server.run.conduct import check_not_in_a_run, run_lock
+from server.run.conduct import check_not_in_a_run
 from server.run.own_processes import OwnProcesses
 from server.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from server.study.rules import Entrant, Rules, entrants_of
 from server.study.search import (
+    POLL_SECONDS,
     Say,
+    SharedStudy,
     TuningStudy,
     best_trial,
     final_run,
     finished_trials,
-    run_study,
+    next_trial,
+    open_study,
     state_of,
     tuned_command,
     write_best,
 )
+from server.study.storage import DONE, JOURNAL, SILENCE, Task, database_errors, entries, storage_of, take
 
 RUNS = "runs.csv"
 PAGE = "compare.md"
@@ -48,12 +53,14 @@ class CompareRequest:
         overrides: settings of all runs.
         output: the folder of the journal, the runs and the table.
         rules: the numbers of the comparison.
+        storage: the URL of a database in place of the journal; empty is the journal.
     """
 
     methods: tuple[str, ...]
     overrides: tuple[str, ...]
     output: Path
     rules: Rules
+    storage: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -88,23 +95,24 @@ class ComparedMethods:
 
 
 def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> ComparedMethods:
-    """Make or continue a comparison, print and write its table, and return it.
+    """Make, join or continue a comparison, print and write its table, and return it.
 
-    What is done is not done again: the same command continues a comparison that was stopped or killed, and ends with
-    the same numbers. The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the table),
-    ``journal.log`` (Optuna's studies), and for each method, case and study ``best.yaml`` and the final runs.
+    Any number of processes may do this at the same time, on any machines: each takes trials and final runs that no
+    other has, and all end with the same table. What is done is not done again: the same command continues a comparison
+    that was stopped or killed. The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the
+    table), ``journal.log`` (Optuna's studies, unless a database has them), and for each method, case and study
+    ``best.yaml`` and the final runs.
 
     Args:
         request: what to compare.
-        jobs: studies at the same time, each in a process of its own. The numbers do not depend on it.
+        jobs: processes at the same time. The numbers do not depend on it.
         console: where to print; ``None`` is the terminal.
 
     Raises:
-        ConfigError: a setting is not valid, the folder holds another comparison, or no method has a result.
+        ConfigError: a setting is not valid, the folder or the database holds another comparison, the database cannot
+            be used, or no method has a result.
         CheckpointError: the journal is damaged.
     """
-    with libraries_of("tune", "goldfinch compare"):
-        import optuna  # noqa: F401
     console = console or Console()
     say: Say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     check_not_in_a_run(request.output)
@@ -113,20 +121,22 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     budget = {study.entrant.method: study.budget for study in studies}
     for name, trials in budget.items():
         say(f"{name}: {request.rules.studies} studies of {trials} trials")
-    with run_lock(request.output, "comparison"), _continuable():
+    with _continuable(), database_errors():
+        shared = _opened(studies, request)
         if jobs > 1:
-            _in_processes(request, studies, jobs)
+            _in_processes(request, jobs, entrants[0].settings.train.threads, say)
+        do_all(shared, say)
         found: list[StudyRun] = []
         remarks = [f"{name} is left out: {reason}." for name, reason in left_out.items()]
-        for study in studies:
-            runs, problem = do_study(study, say)
+        for each in shared:
+            runs, problem = result_of(each)
             found += runs
             if problem:
-                remarks.append(f"{study.name} has no result: {problem}.")
-        tables = rank_methods(found)
-        write_text(request.output / RUNS, runs_csv(found))
-        text = page(request, entrants[0], tables, remarks)
-        write_text(request.output / PAGE, text)
+                remarks.append(f"{each.study.name} has no result: {problem}.")
+    tables = rank_methods(found)
+    write_text(request.output / RUNS, runs_csv(found))
+    text = page(request, entrants[0], tables, remarks)
+    write_text(request.output / PAGE, text)
     say(text)
     found_by_one = tuned_command(studies[0].folder / "best.yaml")
     say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {found_by_one}")
@@ -142,15 +152,96 @@ def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[Tun
     return found
 
 
-def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
-    """Do the trials and final runs of a study that are not done.
+def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[SharedStudy]:
+    """Return the studies in the storage of a comparison, and make its folder."""
+    with writing(request.output, "another --output"):
+        request.output.mkdir(parents=True, exist_ok=True)
+    storage = storage_of(request.output, request.storage)
+    place = str(request.output / JOURNAL)
+    if request.storage:
+        place = "the database of --storage"
+    return [open_study(study, storage, place) for study in studies]
+
+
+def do_all(studies: Sequence[SharedStudy], say: Say) -> None:
+    """Do trials and final runs that no process has done or does, until all are done.
+
+    Args:
+        studies: the studies; the work of the first comes first.
+        say: called with a line for each piece of work.
+    """
+    waits = False
+    while left := [shared for shared in studies if not is_done(shared)]:
+        if any(next_trial(shared, say) or next_final_run(shared, say) for shared in left):
+            waits = False
+            continue
+        if not waits:
+            names = ", ".join(shared.study.name for shared in left)
+            say(f"waits for other processes, which have {names}; one that is silent for {SILENCE} s is replaced")
+        waits = True
+        time.sleep(POLL_SECONDS)
+
+
+def is_done(shared: SharedStudy) -> bool:
+    """Return whether all trials of a study are done, and the final runs with what it chose."""
+    if not shared.searched:
+        return False
+    tasks = final_tasks(shared)
+    done = [trial for trial in entries(shared.finals, tasks, shared.again).values() if trial.state in DONE]
+    return len(done) == len(tasks)
+
+
+def final_tasks(shared: SharedStudy) -> list[Task]:
+    """Return the final runs of a study: seeds and the values that it chose; none if no trial has a score."""
+    best = best_trial(shared.trials)
+    if best is None:
+        return []
+    return [{"seed": seed, "values": dict(best.params)} for seed in shared.study.rules.seeds_of(shared.study.number)]
+
+
+def next_final_run(shared: SharedStudy, say: Say) -> bool:
+    """Do a final run that no process has done or does, and return whether there was one.
+
+    Its line of ``runs.csv`` is kept in the storage, or the reason why it failed.
+    """
+    best = best_trial(shared.trials)
+    if best is None or not shared.searched:
+        return False
+    study = shared.study
+
+    def work(trial: Trial) -> float:
+        write_best(study, shared.trials, best)
+        seed = trial.user_attrs["seed"]
+
+        def count(name: str, entry: Mapping[str, Any]) -> None:
+            if name == "round done":
+                trial.set_user_attr("rounds", entry["round"])  # which fails if another process took the run over
+
+        try:
+            run = final_run(study, best.params, seed, count)
+        except EngineError as error:
+            trial.set_user_attr("problem", str(error).partition(";")[0])
+            return 0.0
+        line = _line(study, best.params, seed, run)
+        trial.set_user_attr("run", asdict(line))
+        return line.score
+
+    def tell(trial: FrozenTrial) -> None:
+        outcome = trial.user_attrs.get("problem", f"{trial.value:.2f}")
+        say(f"{study.name}: final run with seed {trial.user_attrs['seed']}: {outcome}")
+
+    return take(shared.finals, final_tasks(shared), lambda task: {**task["values"]}, work, tell, shared.again)
+
+
+def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
+    """Return all trials and final runs of a study that is done, and write its ``best.yaml``.
 
     Returns:
-        All its trials and final runs, and why it has no result; empty if it has one.
+        The runs, and why the study has no result; empty if it has one.
     """
-    tuned = run_study(study, say)
+    study = shared.study
     found: list[StudyRun] = []
-    for trial in finished_trials(tuned):
+    for trial in finished_trials(shared.trials):
         seconds = 0.0
         if trial.duration is not None:
             seconds = round(trial.duration.total_seconds(), 3)
@@ -174,18 +265,19 @@ def do_study(study: TuningStudy, say: Say) -> tuple[list[StudyRun], str]:
                 bound=study.entrant.settings.method.bound or "",
             )
         )
-    best = best_trial(tuned)
+    best = best_trial(shared.trials)
     if best is None:
         return found, "no trial ended with a score"
-    write_best(study, tuned, best)
-    for seed in study.rules.seeds_of(study.number):
-        try:
-            run = final_run(study, best.params, seed)
-        except EngineError as error:
-            return found, f"its final run with seed {seed} failed: {str(error).partition(';')[0]}"
-        found.append(_line(study, best.params, seed, run))
-        say(f"{study.name}: final run with seed {seed}: {found[-1].score:.2f}")
-    return found, ""
+    write_best(study, shared.trials, best)
+    problem = ""
+    final = entries(shared.finals, final_tasks(shared), shared.again)
+    for index in sorted(final):
+        attributes = final[index].user_attrs
+        if "run" in attributes:
+            found.append(StudyRun(**attributes["run"]))
+        else:
+            problem = problem or f"its final run with seed {attributes['seed']} failed: {attributes['problem']}"
+    return found, problem
 
 
 def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolder) -> StudyRun:
@@ -227,39 +319,24 @@ def board_of(study: TuningStudy) -> str:
     return "-".join(parts)
 
 
-def _in_processes(request: CompareRequest, studies: Sequence[TuningStudy], jobs: int) -> None:
-    """Do each study in a process of its own, ``jobs`` at a time; the caller reads what they did from the folder.
-
-    Raises:
-        ConfigError: a process failed; it has printed why.
-    """
-    threads = studies[0].entrant.settings.train.threads
-    with ThreadPoolExecutor(jobs) as pool, OwnProcesses() as processes:  # ended before the pool is waited for
-
-        def run(study: TuningStudy) -> str:
-            process = processes.start([*request.words, "--only", study.name], threads)
-            if process.wait():
-                return study.name
-            return ""
-
-        failed = list(filter(None, pool.map(run, studies)))
-    if failed:
-        raise ConfigError(f"some studies failed ({', '.join(failed)}); the reasons are above")
+def _in_processes(request: CompareRequest, jobs: int, threads: int, say: Say) -> None:
+    """Share the work of a comparison among processes, and wait until they end; the caller does what they left."""
+    words = [*request.words, "--worker"]
+    if request.storage:
+        words.append(f"--storage={request.storage}")
+    with OwnProcesses() as processes:
+        started = [processes.start(words, threads) for _ in range(jobs)]
+        for process in started:
+            code = process.wait()
+            if code:
+                say(f"a process ended with exit code {code}; its work is done by the others")
 
 
-def do_one(request: CompareRequest, name: str) -> None:
-    """Do one study of a comparison; :func:`compare` starts a process with it.
-
-    Args:
-        request: the comparison.
-        name: the study's name, such as ``fpl/in_domain/0``.
-    """
-    method = name.partition("/")[0]
-    entrants, _ = entrants_of([method], request.overrides, request.rules)
-    with _continuable():
-        for study in studies_of(entrants, request):
-            if study.name == name:
-                do_study(study, partial(print, flush=True))
+def take_part(request: CompareRequest) -> None:
+    """Take trials and final runs of a comparison until all are done; :func:`compare` starts processes with it."""
+    entrants, _ = entrants_of(request.methods, request.overrides, request.rules)
+    with _continuable(), database_errors():
+        do_all(_opened(studies_of(entrants, request), request), partial(print, flush=True))
 
 
 @contextlib.contextmanager

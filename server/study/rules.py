@@ -63,6 +63,8 @@ class Rules:
         scores: ``in_domain``, ``leave_one_out`` or both.
         weighting: how the server weighs clients in averages of models: ``uniform`` or ``samples`` for all methods that
             have the setting; empty leaves each method's own.
+        batch: trials of a study that are drawn without each other's scores, >= 1. As many processes can do them at the
+            same time.
 
     Raises:
         ConfigError: a number or a choice is out of range.
@@ -73,9 +75,10 @@ class Rules:
     runs: int = 2
     scores: tuple[str, ...] = (IN_DOMAIN,)
     weighting: str = ""
+    batch: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("studies", "trials", "runs"):
+        for name in ("studies", "trials", "runs", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: a comparison needs one or more")
         if self.studies * self.runs > STUDY_SEED:
@@ -99,6 +102,8 @@ class Rules:
         words.append(f"--scores={','.join(self.scores)}")
         if self.weighting:
             words.append(f"--weighting={self.weighting}")
+        if self.batch > 1:
+            words.append(f"--batch={self.batch}")
         return words
 
 

@@ -1,19 +1,24 @@
 """The search: one tuning study of one method, and the final runs of the setting that it chose.
 
-The studies of a comparison are in one journal (``journal.log``), which Optuna writes and reads. A trial's values depend
-on the study's seed and its finished trials alone, so that a study that was interrupted ends as one that was not.
+A trial's values depend on the study's seed, the trial's number and the trials of earlier batches alone, so that a study
+that was interrupted, or that several processes share, ends as one that was not.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import optuna
+from optuna import Study
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, Trial
 
 from common.choices import folder_options
 from common.config import compose_config
@@ -21,28 +26,22 @@ from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchEr
 from common.metrics import named_missing
 from common.overlays import overlay_text
 from common.overrides import quoted_override
-from common.regular_files import check_regular
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from common.text import shell_line
 from server.engines.inline import InlineEngine
 from server.results.run import RunFolder
-from server.run.conduct import run_federation
+from server.run.conduct import FolderInUseError, run_federation
 from server.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
+from server.study.storage import DONE, Task, damage, take
 from server.trackers.events import Listener
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial, Trial
-
-JOURNAL = "journal.log"
-MAX_JOURNAL = 2**30
-"""Largest journal that is read, in bytes."""
 
 UNPRUNED = 5
 """Complete trials of a study before one may be ended early."""
+
+POLL_SECONDS = 1.0
+"""Seconds after which a process that waits for another one looks again."""
 
 Say = Callable[[str], None]
 
@@ -65,7 +64,7 @@ class TuningStudy:
 
     @property
     def name(self) -> str:
-        """Its name in the journal."""
+        """Its name in the storage."""
         return f"{self.entrant.method}/{self.entrant.case}/{self.number}"
 
     @property
@@ -91,117 +90,136 @@ class TuningStudy:
         space = {name: list(each) for name, each in self.entrant.space.items()}
         start = starting_values(settings, self.entrant.space)
         found = {**result_settings(settings.raw, ("rounds.test", "seed")), "space": space, "start": start}
-        return dict(json.loads(json.dumps({**found, "code": settings.code}, default=str)))
+        found |= {"code": settings.code, "batch": self.rules.batch}
+        return dict(json.loads(json.dumps(found, default=str)))
 
 
-def run_study(study: TuningStudy, say: Say) -> Study:
-    """Run the trials of a study that are not done, with Optuna's TPE and median pruner, and return the study.
-
-    The first trial has the values in the settings. As many more as there are searched settings are drawn at random. A
-    trial counts whether it ends early, fails or not.
+@dataclass(frozen=True)
+class SharedStudy:
+    """A study in its storage, whose trials and final runs any number of processes take.
 
     Args:
         study: the study.
-        say: called with a line for each trial.
+        trials: Optuna's study of its trials.
+        finals: Optuna's study of its final runs.
+        again: entries of ``finals`` that failed before this process opened the study, so that it tries them once more.
+    """
+
+    study: TuningStudy
+    trials: Study
+    finals: Study
+    again: frozenset[int]
+
+    @property
+    def searched(self) -> bool:
+        """Whether all trials are done."""
+        return len(finished_trials(self.trials)) >= self.study.budget
+
+
+def open_study(study: TuningStudy, storage: BaseStorage, place: str) -> SharedStudy:
+    """Open a study in its storage; it is made if it is not there.
+
+    Args:
+        study: the study.
+        storage: the storage.
+        place: what to call it in messages.
 
     Raises:
-        ConfigError: the journal holds a study of other settings under the same name.
-        CheckpointError: the journal is damaged.
+        ConfigError: the storage holds a study of other settings under the same name.
+        CheckpointError: the storage is damaged.
     """
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    _check_journal(study.output / JOURNAL)
-    with _damage(study.output / JOURNAL):
-        found = _open(study, storage_of(study.output))
-        done = len(finished_trials(found))
-
-    def objective(trial: Trial) -> float:
-        values: dict[str, float] = {}
-        for name, (low, high, log) in study.entrant.space.items():
-            values[name] = trial.suggest_float(name, low, high, log=log)
-        return run_trial(study, trial, values)
-
-    def tell(of: Study, trial: FrozenTrial) -> None:
-        say(f"{study.name}: trial {len(finished_trials(of))} of {study.budget}: {_outcome(trial)}")
-
-    while done < study.budget:
-        seed = study.seed * 1000 + done
-        found.sampler = optuna.samplers.TPESampler(n_startup_trials=1 + len(study.entrant.space), seed=seed)
-        found.optimize(objective, n_trials=1, callbacks=[tell])
-        done = len(finished_trials(found))
-    return found
+    with damage(place):
+        trials = _open(study.name, study, storage, place)
+        finals = _open(f"{study.name}/final", study, storage, place)
+        failed = [trial.number for trial in finals.get_trials(deepcopy=False) if "problem" in trial.user_attrs]
+        return SharedStudy(study, trials, finals, frozenset(failed))
 
 
-def storage_of(output: Path) -> BaseStorage:
-    """Return the storage of a comparison's studies, for ``optuna.load_study`` too."""
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
-
-    path = str((output / JOURNAL).absolute())
-    return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-
-
-def _open(study: TuningStudy, storage: BaseStorage) -> Study:
-    """Return the study in the journal; a new one begins with the values in the settings."""
-    import optuna
-    from optuna.trial import TrialState
-
-    warm_up = study.entrant.settings.train.rounds // 4 + 1
+def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str) -> Study:
+    """Return Optuna's study with a name; a new one gets the subject of the study."""
     found = optuna.create_study(
-        study_name=study.name,
+        study_name=name,
         storage=storage,
         direction="maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=warm_up),
+        sampler=optuna.samplers.RandomSampler(),  # asked for nothing: entries have their values
     )
     known = found.user_attrs.get("subject")
     if known is None and not found.trials:
         found.set_user_attr("subject", study.subject)
     elif not isinstance(known, dict):
-        raise CheckpointError(f"{study.output / JOURNAL} is damaged or from another program: it has no settings")
+        raise CheckpointError(f"{place} is damaged or from another program: its study {name} has no settings")
     elif known != study.subject:
         subject = study.subject
         differ = sorted(key for key in known | subject if known.get(key) != subject.get(key))
         raise ConfigError(
-            f"{study.output} holds a comparison with other settings ({', '.join(differ[:5])}): choose another --output"
+            f"{place} holds a comparison with other settings ({', '.join(differ[:5])}): choose another --output or "
+            "--storage"
         )
-    for trial in found.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):  # its process was killed
-        found.tell(trial.number, state=TrialState.FAIL)
-    waiting = found.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    if not waiting and not finished_trials(found):
-        found.enqueue_trial(starting_values(study.entrant.settings, study.entrant.space))
     return found
 
 
-def _check_journal(path: Path) -> None:
-    """Check that the journal, if there is one, can be read without blocking.
+def next_trial(shared: SharedStudy, say: Say) -> bool:
+    """Do a trial that no process has done or does, and return whether there was one.
 
-    Raises:
-        CheckpointError: it is no regular file.
+    The first trial has the values in the settings. As many more as there are searched settings are drawn at random, and
+    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the
+    trials of earlier batches alone (:attr:`~server.study.rules.Rules.batch`), in whatever order processes do them. A
+    trial counts whether it ends early, fails or not.
+
+    Args:
+        shared: the study.
+        say: called with a line for each trial.
     """
-    try:
-        check_regular(path, MAX_JOURNAL)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise CheckpointError(f"{error}; delete it to search again, or choose another --output") from error
+    study, found = shared.study, shared.trials
+    finished = finished_trials(found)
+    begin = len(finished) - len(finished) % study.rules.batch
+    numbers = range(begin, min(begin + study.rules.batch, study.budget))
+
+    def values(task: Task) -> dict[str, float]:
+        return dict(_drawn(study, task["trial"], finished[:begin]).params)
+
+    def work(trial: Trial) -> float:
+        return run_trial(study, trial, _drawn(study, _number(trial), finished[:begin]))
+
+    def tell(trial: FrozenTrial) -> None:
+        say(f"{study.name}: trial {_number(trial) + 1} of {study.budget}: {_outcome(trial)}")
+
+    return take(found, [{"trial": number} for number in numbers], values, work, tell)
 
 
-@contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (AssertionError, LookupError, RecursionError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, GoldfinchError):
-            raise
-        raise CheckpointError(
-            f"{path} is damaged or from another program: {error}; delete it to search again, or choose another --output"
-        ) from error
+def _drawn(study: TuningStudy, number: int, earlier: Sequence[FrozenTrial]) -> Trial:
+    """Return a trial in memory with the values of a trial of the study.
+
+    Args:
+        study: the study.
+        number: the trial's number, from 0.
+        earlier: the trials of earlier batches, in their order.
+    """
+    space = study.entrant.space
+    warm_up = study.entrant.settings.train.rounds // 4 + 1
+    memory = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(n_startup_trials=1 + len(space), seed=study.seed * 1000 + number),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=warm_up),
+    )
+    memory.add_trials(earlier)
+    if number == 0:
+        memory.enqueue_trial(starting_values(study.entrant.settings, space))
+    trial = memory.ask()
+    for name, (low, high, log) in space.items():
+        trial.suggest_float(name, low, high, log=log)
+    return trial
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
-    """Return the trials that count: those that are complete or were ended early, in their order."""
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+    """Return the trials that count, those that are complete or were ended early, in the order of a single process."""
+    found = [trial for trial in study.get_trials(deepcopy=False) if trial.state in DONE]
+    return sorted(found, key=_number)
+
+
+def _number(trial: FrozenTrial | Trial) -> int:
+    return int(trial.user_attrs["trial"])
 
 
 def best_trial(study: Study) -> FrozenTrial | None:
@@ -236,14 +254,14 @@ def _outcome(trial: FrozenTrial) -> str:
 
 
 class ValidationScores:
-    """Reports a run's validation scores to a trial, round by round.
+    """Reports a run's validation scores to trials, round by round.
 
     Args:
-        trial: the trial.
+        trials: the trials.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
+    def __init__(self, *trials: Trial) -> None:
+        self.trials = trials
         self.scores: dict[int, float] = {}
         self.done: set[int] = set()
 
@@ -269,30 +287,32 @@ class ValidationScores:
             )
         self.scores[number] = float(entry["average"])
         if number:
-            self.trial.report(self.scores[number], number)
+            for trial in self.trials:
+                trial.report(self.scores[number], number)
 
 
-def run_trial(study: TuningStudy, trial: Trial, values: Mapping[str, float]) -> float:
-    """Do a run with ``values``, and return its validation score after the last round; 0 if it failed.
+def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
+    """Do a run with a trial's values, and return its validation score after the last round; 0 if it failed.
 
     Test images are not scored. The run's folder is deleted at its end. If the run was interrupted before, it goes on.
 
     Args:
         study: the study.
-        trial: Optuna's trial; each round's score is reported to it.
-        values: the searched settings.
+        trial: Optuna's trial in the storage; each round's score is reported to it.
+        drawn: the same trial in memory, among the trials of earlier batches alone; it says whether the run ends early.
 
     Raises:
         TrialPruned: the run was below the median of the others and was ended.
         ConfigError: the run could not start.
     """
-    import optuna
-
-    scores = ValidationScores(trial)
+    values: dict[str, float] = {}
+    for name, (low, high, log) in study.entrant.space.items():
+        values[name] = trial.suggest_float(name, low, high, log=log)
+    scores = ValidationScores(trial, drawn)
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={study.seed}", "rounds.test=false")
-    folder = study.folder / "trial"
+    folder = study.folder / f"trial-{_number(trial)}"
     try:
-        run_here(chosen, folder, scores, trial.should_prune)
+        run_here(chosen, folder, scores, drawn.should_prune)
         if not scores.scores:
             raise EngineError("no round was validated")
         if not math.isfinite(scores.last):
@@ -303,22 +323,30 @@ def run_trial(study: TuningStudy, trial: Trial, values: Mapping[str, float]) -> 
     shutil.rmtree(folder, ignore_errors=True)
     if "problem" in trial.user_attrs:
         return 0.0
-    if len(scores.done) < study.entrant.settings.train.rounds and trial.should_prune():
+    if len(scores.done) < study.entrant.settings.train.rounds and drawn.should_prune():
         raise optuna.TrialPruned
     return scores.last
 
 
-def final_run(study: TuningStudy, values: Mapping[str, float], seed: int) -> RunFolder:
+def final_run(
+    study: TuningStudy, values: Mapping[str, float], seed: int, listener: Listener | None = None
+) -> RunFolder:
     """Do a run with the values that a study chose and a seed of its own, scored on test images, and return it.
 
     A run that is finished is not done again, and one that was interrupted goes on.
+
+    Args:
+        study: the study.
+        values: the searched settings.
+        seed: the run's seed.
+        listener: called with every event.
 
     Raises:
         EngineError: the run could not be completed, or its last score lacks a domain.
     """
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={seed}")
     folder = study.folder / f"seed-{seed}"
-    run_here(chosen, folder)
+    run_here(chosen, folder, listener)
     run = RunFolder.open(folder)
     if run.summary.get("missing"):
         raise EngineError(f"{folder}: the score is without {named_missing(run.summary['missing'])}")
@@ -333,6 +361,8 @@ def run_here(
 ) -> None:
     """Do a run in this process, unless the folder holds it; a run that was interrupted goes on.
 
+    While a process that was taken for dead still writes to the folder, this one waits.
+
     Args:
         overrides: the run's overrides, without its output.
         folder: the run's folder.
@@ -340,6 +370,16 @@ def run_here(
         stop: called before every round; ``True`` ends the run.
     """
     settings = settings_of(compose_config([*overrides, quoted_override("output", folder.absolute())]))
+    while True:
+        try:
+            _run_or_resume(settings, listener, stop)
+        except FolderInUseError:
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def _run_or_resume(settings: RunSettings, listener: Listener | None, stop: Callable[[], bool]) -> None:
     listeners: list[Listener] = []
     if listener is not None:
         listeners.append(listener)

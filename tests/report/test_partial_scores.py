@@ -33,6 +33,7 @@ from server.results.table import table_text
 from server.study import search
 from server.study.rules import Rules, entrants_of
 from server.study.search import TuningStudy, finished_trials, state_of
+from server.study.storage import storage_of
 from server.trackers.events import Subject
 from server.trackers.live import LiveView
 from server.trackers.scalars import scalars
@@ -324,7 +325,7 @@ def test_a_comparison_refuses_a_partial_score(tmp_path: Path, monkeypatch: pytes
     study = study_of(tmp_path)
     settings = toy_settings("fedavg", study.folder / "seed-0", train={"rounds": 3})
     run(settings, TouchedEngine(settings, failing=gone("dark-0", 3)))
-    monkeypatch.setattr(search, "run_here", lambda overrides, folder: None)
+    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener: None)
     with pytest.raises(EngineError, match=r"the score is without dark"):
         search.final_run(study, {}, 0)
 
@@ -343,7 +344,9 @@ def test_a_search_does_not_judge_a_trial_by_rounds_that_lack_a_client(
 
     monkeypatch.setattr(search, "InlineEngine", touched)
     study = study_of(tmp_path)
-    found = finished_trials(search.run_study(study, lambda line: None))
+    shared = search.open_study(study, storage_of(tmp_path), "the journal")
+    assert search.next_trial(shared, lambda line: None)
+    found = finished_trials(shared.trials)
     assert len(engines) == 1
     assert [state_of(trial) for trial in found] == ["failed"]
     assert "was not validated by every client: it is without sketch" in found[0].user_attrs["problem"]

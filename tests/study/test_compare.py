@@ -23,7 +23,6 @@ from common.settings import load_settings
 from common.versions import code_sha256
 from server.cli import main
 from server.results.run import RunFolder
-from server.run.conduct import run_lock
 from server.study import compare
 from server.study.compare import CompareRequest
 from server.study.ranking import StudyRun
@@ -82,7 +81,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
             assert best.train.learning_rate == stated.values["train.learning_rate"]
             assert run.options["train.learning_rate"] == stated.values["train.learning_rate"]
             splits.add(json.dumps(run.summary["splits"], sort_keys=True))
-            assert not (place / "trial").exists()
+            assert list(place.glob("trial-*")) == []
     assert len(splits) == 2, "a partition for each study, the same for all methods"
 
 
@@ -103,19 +102,17 @@ def test_the_page_has_the_command_and_each_method(compared: Path) -> None:
 
 
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has the lines of final runs, so that a machine without their folders makes the table, too."""
     before = results(folder)
-    shutil.rmtree(folder / "fedproto" / IN_DOMAIN / "study-1" / "seed-1")
-    done: list[str] = []
-    real = compare.final_run.__globals__["run_federation"]
+    shutil.rmtree(folder / "fedproto" / IN_DOMAIN / "study-1")
 
-    def counted(settings: Any, *arguments: Any) -> Any:
-        done.append(settings.output_folder.name)
-        return real(settings, *arguments)
+    def refused(*arguments: Any) -> None:
+        raise AssertionError("no run is done")
 
-    monkeypatch.setattr("server.study.search.run_federation", counted)
+    monkeypatch.setattr("server.study.search.run_federation", refused)
     assert main(compare_command(folder, "fedavg,fedproto")) == 0
-    assert done == ["seed-1"]
     assert results(folder) == before
+    assert (folder / "fedproto" / IN_DOMAIN / "study-1" / "best.yaml").exists()
 
 
 def test_python_and_the_command_line_give_the_same_numbers(folder: Path) -> None:
@@ -137,8 +134,11 @@ def test_python_and_the_command_line_give_the_same_numbers(folder: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [3, 12])
-def test_a_killed_comparison_ends_with_the_same_numbers(line: int, compared: Path, tmp_path: Path) -> None:
+def test_a_killed_comparison_ends_with_the_same_numbers(
+    line: int, compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGKILL after some lines, in whatever the process does then."""
+    monkeypatch.setattr("server.study.storage.SILENCE", 5)
     place = tmp_path / "killed"
     words = compare_command(place, "fedavg,fedproto")
     with subprocess.Popen(
@@ -155,7 +155,7 @@ def test_a_killed_comparison_ends_with_the_same_numbers(line: int, compared: Pat
 
 
 @pytest.mark.slow
-def test_studies_in_processes_of_their_own_give_the_same_numbers(compared: Path, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_numbers(compared: Path, tmp_path: Path) -> None:
     place = tmp_path / "parallel"
     assert main([*compare_command(place, "fedavg,fedproto"), "--jobs", "2"]) == 0
     assert results(place) == results(compared)
@@ -209,7 +209,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             listener("validation", {"round": number, "average": 50.0})
             listener("round done", {"round": number})
 
-    def final(study: Any, values: Any, seed: int) -> Any:
+    def final(study: Any, values: Any, seed: int, listener: Any) -> Any:
         done.append(f"{study.name} {seed}")
         if study.entrant.method == "fedprox" and study.number == 1:
             raise EngineError("not finite; the last state is kept")
@@ -264,10 +264,21 @@ def test_a_method_is_added_by_the_same_command_with_more_methods(short: list[str
     assert trials == [run for run in first.runs if run.kind == "trial"], "not done again"
 
 
-def test_a_second_comparison_in_one_folder_is_refused_and_touches_nothing(short: list[str], tmp_path: Path) -> None:
-    with run_lock(tmp_path), pytest.raises(ConfigError, match="another process is writing a comparison"):
-        compare.compare(request(tmp_path, "fedavg"), console=QUIET)
-    assert list(tmp_path.iterdir()) == []
+def test_a_final_run_that_failed_is_tried_again_by_the_next_call(short: list[str], tmp_path: Path) -> None:
+    asked = request(tmp_path, "fedavg", "fedprox")
+    first = compare.compare(asked, console=QUIET)
+    count = len(short)
+    again = compare.compare(asked, console=QUIET)
+    assert short[count:] == ["fedprox/in_domain/1 2", "fedprox/in_domain/1 3"]
+    assert again.notes == first.notes
+
+
+def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -> None:
+    """Its URL may have a password."""
+    asked = dataclasses.replace(request(tmp_path, "fedavg"), storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    compare.compare(asked, console=QUIET)
+    assert "studies.db" not in (tmp_path / "compare.md").read_text()
+    assert not (tmp_path / "journal.log").exists()
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

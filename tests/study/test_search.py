@@ -17,6 +17,7 @@ from common.settings import load_settings, settings_of
 from server.study import rules, search
 from server.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
 from server.study.search import TuningStudy, best_trial, finished_trials, state_of
+from server.study.storage import JOURNAL, storage_of
 from strategies.core.method import Method
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -108,13 +109,25 @@ def study_of(output: Path, method: str, *more: str, trials: int = 4, number: int
     return TuningStudy(entrants[0], number, numbers, output)
 
 
+def opened(study: TuningStudy) -> search.SharedStudy:
+    return search.open_study(study, storage_of(study.output), str(study.output / JOURNAL))
+
+
+def searched(study: TuningStudy) -> optuna.Study:
+    """All trials of a study in this process."""
+    shared = opened(study)
+    while search.next_trial(shared, quiet):
+        pass
+    return shared.trials
+
+
 def outcomes(study: optuna.Study) -> list[Outcome]:
     return [(trial.params, trial.value, trial.state.name) for trial in finished_trials(study)]
 
 
 def run(output: Path, *more: str, trials: int = 4, number: int = 0) -> optuna.Study:
     """A study of FedProx, which has two searched settings."""
-    return search.run_study(study_of(output, "fedprox", *more, trials=trials, number=number), quiet)
+    return searched(study_of(output, "fedprox", *more, trials=trials, number=number))
 
 
 def test_no_trial_scores_test_images(pretended: Pretended, tmp_path: Path) -> None:
@@ -190,19 +203,6 @@ def test_an_interrupted_study_goes_on_as_the_same_study(at: int, pretended: Pret
     assert outcomes(longer) == outcomes(run(tmp_path / "longer", trials=5)), "more trials go on with the same study"
 
 
-@pytest.mark.parametrize("trials", [0, 1], ids=["the first", "a later one"])
-def test_a_trial_whose_process_was_killed_is_drawn_again(trials: int, pretended: Pretended, tmp_path: Path) -> None:
-    """A killed trial stays in the journal as running."""
-    whole = outcomes(run(tmp_path / "whole", trials=2))
-    study = study_of(tmp_path / "killed", "fedprox", trials=2)
-    if trials:
-        run(tmp_path / "killed", trials=trials)
-    killed = search._open(study, search.storage_of(study.output)).ask()
-    for name, (low, high, log) in study.entrant.space.items():
-        killed.suggest_float(name, low, high, log=log)
-    assert outcomes(run(tmp_path / "killed", trials=2)) == whole
-
-
 def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, tmp_path: Path) -> None:
     pretended.fail_at = 2
     study = run(tmp_path, trials=2)
@@ -271,7 +271,7 @@ def test_a_study_of_other_settings_is_refused(
 
 
 def test_a_damaged_journal_is_named(pretended: Pretended, tmp_path: Path) -> None:
-    (tmp_path / search.JOURNAL).write_bytes(b"not a journal\n" * 100)
+    (tmp_path / JOURNAL).write_bytes(b"not a journal\n" * 100)
     with pytest.raises(CheckpointError, match=r"journal.log is damaged"):
         run(tmp_path, trials=1)
 
@@ -309,7 +309,7 @@ def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def written(study: TuningStudy) -> Path:
-    found = search.run_study(study, quiet)
+    found = searched(study)
     best = best_trial(found)
     assert best is not None
     return search.write_best(study, found, best)
@@ -318,7 +318,7 @@ def written(study: TuningStudy) -> Path:
 def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp_path: Path) -> None:
     study = study_of(tmp_path, "fedprox")
     path = written(study)
-    best = best_trial(search.run_study(study, quiet))
+    best = best_trial(searched(study))
     assert best is not None
     settings = load_settings([f"tuned={path}"])
     assert (settings.method.name, settings.data.name) == ("fedprox", "glyphs")

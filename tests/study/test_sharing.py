@@ -1,0 +1,359 @@
+"""Comparisons that several processes share: each piece of work is done once, and the result is that of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.boards import TINY, read_runs
+from support.postgres import postgres
+from support.scripts import ROOT
+
+from common.errors import ConfigError
+from server.cli import main
+from server.study import search, storage
+from server.study.rules import Rules, entrants_of
+from server.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
+from server.study.storage import storage_of, take
+
+STORAGES = ("journal", "sqlite", "postgresql")
+Outcome = tuple[int, dict[str, float], float | None, str, dict[int, float]]
+
+
+@pytest.fixture(params=STORAGES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The ``--storage`` of a comparison."""
+    with contextlib.ExitStack() as stack:
+        urls: dict[str, Callable[[], str]] = {
+            "journal": lambda: "",
+            "sqlite": lambda: f"sqlite:///{tmp_path / 'studies.db'}",
+            "postgresql": lambda: stack.enter_context(postgres()),
+        }
+        yield urls[request.param]()
+
+
+# ---- two processes, as two storages of one ---------------------------------------------------------------------------
+
+
+class Runs:
+    """Runs that take no time and do something else at the begin of a chosen one."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.meanwhile: dict[int, Callable[[], object]] = {}
+
+    def __call__(self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool]) -> None:
+        self.folders.append(folder.name)
+        given = dict(item.split("=", 1) for item in overrides)
+        score = 1000 * float(given["train.learning_rate"])
+        for number in range(1, 9):
+            if stop():
+                return
+            listener("validation", {"round": number, "average": score * number / 8})
+            listener("round done", {"round": number})
+            if number == 2:
+                self.meanwhile.pop(len(self.folders), lambda: None)()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    made = Runs()
+    monkeypatch.setattr(search, "run_here", made)
+    return made
+
+
+def process(output: Path, url: str, batch: int = 3, trials: int = 5) -> SharedStudy:
+    """A study of FedProx, with ten trials, as a process of its own opens it."""
+    rules = Rules(studies=1, trials=trials, batch=batch)
+    (entrant,), _ = entrants_of(["fedprox"], ["data=glyphs", "train.rounds=8", "train.device=cpu"], rules)
+    output.mkdir(parents=True, exist_ok=True)
+    return open_study(TuningStudy(entrant, 0, rules, output), storage_of(output, url), "the storage")
+
+
+def step(shared: SharedStudy, lines: list[str] | None = None) -> bool:
+    found: list[str] = []
+    if lines is not None:
+        found = lines
+    return next_trial(shared, found.append)
+
+
+def outcomes(shared: SharedStudy) -> list[Outcome]:
+    found: list[Outcome] = []
+    for trial in finished_trials(shared.trials):
+        values = dict(trial.intermediate_values)
+        found.append((trial.user_attrs["trial"], dict(trial.params), trial.value, trial.state.name, values))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """The ten trials of one process, in batches of three."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "run_here", Runs())
+        shared = process(tmp_path_factory.mktemp("alone"), "")
+        while step(shared):
+            pass
+        found = outcomes(shared)
+    assert [number for number, *_ in found] == list(range(10))
+    assert {state for _, _, _, state, _ in found} == {"COMPLETE", "PRUNED"}
+    return found
+
+
+def test_trials_in_any_order_are_those_of_one_process(
+    runs: Runs, url: str, alone: list[Outcome], tmp_path: Path
+) -> None:
+    """While one process does a trial, the other does others of the batch, and then waits for it."""
+    one, other = process(tmp_path, url), process(tmp_path, url)
+
+    busy: list[str] = []
+    lines: dict[str, list[str]] = {"one": [], "other": []}
+
+    def meanwhile() -> None:
+        while not busy:
+            busy.append("other")
+            done = step(other, lines["other"])
+            busy.clear()
+            if not done:
+                return
+
+    for count in range(1, 11):
+        runs.meanwhile[count] = meanwhile
+    while step(one, lines["one"]):
+        pass
+    assert runs.folders == [f"trial-{number}" for number in range(10)], "each once"
+    assert (len(lines["one"]), len(lines["other"])) == (4, 6)
+    assert outcomes(one) == outcomes(other) == alone
+
+
+def test_a_trial_waits_for_the_batch_before_it(runs: Runs, url: str, tmp_path: Path) -> None:
+    one, other = process(tmp_path, url, batch=2), process(tmp_path, url, batch=2)
+    found: list[bool] = []
+    runs.meanwhile[1] = lambda: found.extend((step(other), step(other)))
+    assert step(one)
+    assert found == [True, False]
+    assert runs.folders == ["trial-0", "trial-1"]
+
+
+def test_the_work_of_a_process_without_heartbeats_is_taken_over_and_counts_once(
+    runs: Runs, url: str, alone: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended, say: when it goes on, its next report ends its work, and it takes other work."""
+    monkeypatch.setattr(storage, "SILENCE", 6)
+    monkeypatch.setattr(storage, "HEARTBEAT", 1000)
+    one, other = process(tmp_path, url), process(tmp_path, url)
+    lines: list[str] = []
+
+    def meanwhile() -> None:
+        assert step(other)
+        assert step(other)
+        assert not step(other), "the first trial of the batch is in hand"
+        time.sleep(7.5)
+        assert step(other), "it is no longer"
+
+    runs.meanwhile[1] = meanwhile
+    assert step(one, lines)
+    assert runs.folders == ["trial-0", "trial-1", "trial-2", "trial-0"]
+    assert lines == [], "it has nothing to say of work that it lost"
+    while step(one, lines):
+        pass
+    assert outcomes(one) == alone
+    assert len(lines) == 7
+
+
+def test_two_entries_for_one_task_are_done_once(url: str, tmp_path: Path) -> None:
+    """Two processes may see at the same time that a task is free."""
+    one, other = process(tmp_path, url), process(tmp_path, url)
+    done: list[str] = []
+    tasks = [{"trial": 0}, {"trial": 1}]
+
+    def late(task: Any) -> dict[str, float]:
+        assert take(other.trials, tasks, lambda _: {}, lambda _: float(bool(done.append("other"))), lambda _: None)
+        return {}
+
+    assert take(one.trials, tasks, late, lambda _: float(bool(done.append("one"))), lambda _: None)
+    assert done == ["other"]
+    states = [(trial.user_attrs["trial"], trial.state.name) for trial in one.trials.get_trials()]
+    assert states == [(0, "COMPLETE"), (0, "FAIL")]
+
+
+def test_a_process_that_ends_at_once_after_it_took_a_trial_is_replaced(
+    runs: Runs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna's first heartbeat comes a moment after the trial was taken."""
+    monkeypatch.setattr(storage, "SILENCE", 1)
+    one = process(tmp_path, url, batch=1)
+    one.trials.enqueue_trial({}, user_attrs={"trial": 0})
+    assert one.trials._pop_waiting_trial_id() is not None
+    other = process(tmp_path, url, batch=1)
+    assert not step(other)
+    time.sleep(2.5)
+    assert step(other)
+    assert len(finished_trials(other.trials)) == 1
+
+
+def test_another_batch_is_another_comparison(runs: Runs, tmp_path: Path) -> None:
+    step(process(tmp_path, "", batch=2))
+    with pytest.raises(ConfigError, match=r"holds a comparison with other settings \(batch\)"):
+        process(tmp_path, "", batch=3)
+
+
+def test_a_longer_study_in_batches_is_the_one_that_was_long_from_the_start(runs: Runs, tmp_path: Path) -> None:
+    short = process(tmp_path / "parted", "", trials=4)
+    while step(short):
+        pass
+    longer, whole = process(tmp_path / "parted", "", trials=6), process(tmp_path / "whole", "", trials=6)
+    for shared in (longer, whole):
+        while step(shared):
+            pass
+    assert outcomes(longer) == outcomes(whole)
+    assert len(outcomes(longer)) == 12
+
+
+OPENED_AT_ONCE = """
+import sys, time
+from pathlib import Path
+from server.study.storage import storage_of
+folder, url = Path(sys.argv[1]), sys.argv[2]
+(folder / sys.argv[3]).touch()
+while len(list(folder.iterdir())) < 4:
+    time.sleep(0.001)
+storage_of(folder, url).get_all_studies()
+"""
+
+
+def test_processes_that_open_a_new_storage_at_the_same_moment_all_have_it(url: str, tmp_path: Path) -> None:
+    """Optuna makes a database's tables without a lock: PostgreSQL refused all processes of an array but one."""
+    folder = tmp_path / "ready"
+    folder.mkdir()
+    words = [sys.executable, "-c", OPENED_AT_ONCE, str(folder), url]
+    started = [
+        subprocess.Popen([*words, str(number)], cwd=ROOT, stderr=subprocess.PIPE, text=True) for number in range(4)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
+
+
+# ---- databases that cannot be used -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("/mnt/shared", r"expected the URL of a database"),
+        ("postgresql+no_driver://me@host/studies", r"no_driver"),
+        ("sqlite:////no/such/folder/studies.db", r"unable to open database file"),
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/studies", r"OperationalError|driver is not installed"),
+    ],
+    ids=["a folder", "no driver", "no folder", "no server"],
+)
+def test_a_database_that_cannot_be_used_is_an_error_with_a_remedy(url: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        storage_of(tmp_path, url)
+    assert "--output" in str(caught.value) or "the same command goes on" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_driver_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match=r"pip install 'psycopg\[binary\]'"):
+        storage_of(tmp_path, "postgresql+psycopg://me@host/studies")
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+
+WORDS = [
+    *("compare", "--methods", "fedavg", *TINY, "train.rounds=6"),
+    *("--studies", "1", "--trials", "6", "--batch", "3", "--runs", "2"),
+]
+QUICK = (
+    "import sys; from server.study import storage; storage.HEARTBEAT, storage.SILENCE = 1, 15; "
+    "from server.cli import main; sys.exit(main())"
+)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    folder = tmp_path_factory.mktemp("one") / "runs"
+    assert main([*WORDS, "--output", str(folder)]) == 0
+    return lines_of(folder)
+
+
+def lines_of(folder: Path) -> list[tuple[Any, ...]]:
+    """What ``runs.csv`` has of scores and states; times and bytes differ from run to run."""
+    return [
+        (run.kind, run.number, run.state, run.score, run.values, run.state_sha256)
+        for run in read_runs(folder / "runs.csv")
+    ]
+
+
+def holds(process: subprocess.Popen[str], prefix: str) -> bool:
+    """Whether a process writes a run of this name that has a checkpoint."""
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            place = link.readlink()
+            if place.name.startswith(prefix) and any((place / "checkpoint").glob("*")):
+                return True
+    return False
+
+
+def victim_of(processes: list[subprocess.Popen[str]], prefix: str, seconds: float = 400.0) -> subprocess.Popen[str]:
+    """Wait until a process is within a run of this name, and return the process."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for process in processes:
+            if process.poll() is None and holds(process, prefix):
+                return process
+        time.sleep(0.05)
+    raise AssertionError("no process came to such a run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("kind", "prefix", "sent"),
+    [
+        ("journal", "trial-", signal.SIGKILL),
+        ("journal", "seed-", signal.SIGKILL),
+        ("journal", "trial-", signal.SIGSTOP),
+        ("postgresql", "trial-", signal.SIGKILL),
+    ],
+    ids=["journal, in a trial", "journal, in a final run", "journal, suspended", "PostgreSQL, in a trial"],
+)
+def test_four_processes_of_which_one_is_killed_end_as_one(
+    kind: str, prefix: str, sent: signal.Signals, one_process: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """With PostgreSQL they share no folder."""
+    with contextlib.ExitStack() as stack:
+        folders, more = [tmp_path / "runs"] * 4, []
+        if kind == "postgresql":
+            folders = [tmp_path / str(number) for number in range(4)]
+            more = ["--storage", stack.enter_context(postgres())]
+        processes: list[subprocess.Popen[str]] = []
+        for folder in folders:
+            words = [sys.executable, "-u", "-c", QUICK, *WORDS, *more, "--output", str(folder)]
+            process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            stack.callback(process.kill)
+            processes.append(process)
+        victim = victim_of(processes, prefix)
+        victim.send_signal(sent)
+        if sent == signal.SIGSTOP:
+            time.sleep(30)
+            victim.send_signal(signal.SIGCONT)
+        printed = [process.communicate(timeout=800)[0] for process in processes]
+    done: list[str] = []
+    for process, folder, text in zip(processes, folders, printed, strict=True):
+        done += [line.partition(": ")[2].partition(":")[0] for line in text.splitlines() if line.startswith("fedavg/")]
+        if process is victim and sent == signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 0, text
+            assert lines_of(folder) == one_process
+    expected = [*(f"trial {number} of 6" for number in range(1, 7)), "final run with seed 0", "final run with seed 1"]
+    assert sorted(done) == sorted(expected), "each once"
