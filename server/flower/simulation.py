@@ -273,23 +273,23 @@ class ClusterBackend(raybackend.RayBackend):
         from common.settings import settings_in
 
         settings = settings_in(context.run_config)
-        replies: dict[str, Message] = {}
+        replies: list[tuple[str, Message]] = []
         for node in self.actors.nodes():
             machine = self.actors.machines[node]
             with self.actors.taken(node) as actor:
-                check_folder(actor, settings, machine)
+                check_sees_folder(actor, settings, machine)
                 try:
-                    replies[machine], _ = self._ask(actor, message, context)
+                    replies.append((machine, self._ask(actor, message, context)[0]))
                 except RaySystemError as error:  # the actor cannot import Goldfinch, or what it needs
                     raise EngineError(
                         f"{machine} cannot play clients: {last_line(error)}. Install {settings.software} there, for "
                         "the Python that ray start runs on"
                     ) from error
-        check_registrations({machine: registered(machine, reply) for machine, reply in replies.items()}, settings)
-        return next(iter(replies.values()))
+        check_registrations([(machine, registered(machine, reply)) for machine, reply in replies], settings)
+        return replies[0][1]
 
 
-def check_folder(actor: Actor, settings: RunSettings, machine: str) -> None:
+def check_sees_folder(actor: Actor, settings: RunSettings, machine: str) -> None:
     """Check that an actor's machine sees the run's folder, where clients keep their own state between rounds.
 
     Raises:
@@ -318,18 +318,18 @@ def registered(machine: str, reply: Message) -> list[Registration]:
         raise EngineError(f"{machine}: {error}") from error
 
 
-def check_registrations(found: Mapping[str, Sequence[Registration]], settings: RunSettings) -> None:
+def check_registrations(found: Sequence[tuple[str, Sequence[Registration]]], settings: RunSettings) -> None:
     """Check that all machines have the run's code, and the same data.
 
     Args:
-        found: the registrations of the same clients, by machine.
+        found: machines, each with its registrations of the same clients.
         settings: the run's settings.
 
     Raises:
         EngineError: one does not; it is named.
     """
-    first, expected = next(iter(found.items()))
-    for machine, registrations in found.items():
+    first, expected = found[0]
+    for machine, registrations in found:
         for registration, other in zip(registrations, expected, strict=True):
             if registration.code != settings.code:
                 raise EngineError(
@@ -343,11 +343,11 @@ def check_registrations(found: Mapping[str, Sequence[Registration]], settings: R
                 )
 
 
-def install() -> None:
+def use_in_flower() -> None:
     """Let Flower work on as many messages as there are actors, and use the cluster if the environment names one."""
     vce_api.ThreadPoolExecutor = partial(ThreadPoolExecutor, MAX_ACTORS)  # type: ignore[assignment,misc]
     if "RAY_ADDRESS" in os.environ:
         raybackend.RayBackend = ClusterBackend  # type: ignore[misc]
 
 
-install()
+use_in_flower()

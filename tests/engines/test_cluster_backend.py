@@ -157,12 +157,12 @@ def registration(code: str, split: str = "s", content: str = "c") -> Registratio
 def test_machines_are_compared_and_the_other_one_is_named(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     code = settings.code
-    check_registrations({"a": [registration(code)], "b": [registration(code)]}, settings)
+    check_registrations([("a", [registration(code)]), ("b", [registration(code)])], settings)
     with pytest.raises(EngineError, match=rf"b runs code 0123, this process {code}: install .* on both"):
-        check_registrations({"a": [registration(code)], "b": [registration("0123")]}, settings)
+        check_registrations([("a", [registration(code)]), ("b", [registration("0123")])], settings)
     for other in (registration(code, split="t"), registration(code, content="d")):
         with pytest.raises(EngineError, match=r"b has other data of bright-0 than a in the folder that data\.root"):
-            check_registrations({"a": [registration(code)], "b": [other]}, settings)
+            check_registrations([("a", [registration(code)]), ("b", [other])], settings)
 
 
 @pytest.mark.parametrize(
