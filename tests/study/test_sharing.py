@@ -187,13 +187,13 @@ def test_a_process_that_ends_at_once_after_it_took_a_trial_is_replaced(
     runs: Runs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Optuna's first heartbeat comes a moment after the trial was taken."""
-    monkeypatch.setattr(storage, "SILENCE", 1)
+    monkeypatch.setattr(storage, "SILENCE", 6)
     one = process(tmp_path, url, batch=1)
     one.trials.enqueue_trial({}, user_attrs={"trial": 0})
     assert one.trials._pop_waiting_trial_id() is not None
     other = process(tmp_path, url, batch=1)
     assert not step(other)
-    time.sleep(2.5)
+    time.sleep(7.5)
     assert step(other)
     assert len(finished_trials(other.trials)) == 1
 
