@@ -10,15 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.common.constant import ErrorCode
-
 from common.errors import ConfigError
 from server.flower.processes import QUIET, in_one_line
 
-ENDS_RUN = ErrorCode.MOD_FAILED_PRECONDITION
+ENDS_RUN = 6
 """Code of a reply by which :class:`server.flower.simulation.ClusterBackend` ends the run; the reason is for the user.
 
-No client has a module of Flower's that sends it.
+It is Flower's ``ErrorCode.MOD_FAILED_PRECONDITION``, which would take an import of Flower. No client has a module that
+sends it.
 """
 
 JOIN_SECONDS = 60.0

@@ -337,7 +337,7 @@ NAMES = {
     *("data.image", "data.label", "data.domain", "data.split"),
     *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
     *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
-    *("model.networks", "model.others"),
+    *("model.networks", "model.others", "attack.clients"),
 }
 """Settings with a name of something that the product, or the user's own machine, has."""
 

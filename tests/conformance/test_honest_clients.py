@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.runs import Run, TouchedEngine, run
-from support.toy import Toy, toy_settings
+from support.toy import Toy, method_at_defaults, toy_settings
 from support.unlike import SAMPLES, Unlike
 from torch import Tensor
 
@@ -24,7 +24,9 @@ from common.wire.payload import Payload
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import Upload
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+FILES = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = [name for name in FILES if not method_at_defaults(name).pools]
+"""All methods with the protocol's clients."""
 ROUNDS = 2
 NEED_PAIRS = ("adcol", "fedpall")  # a discriminator with batch normalisation reads the features of each batch
 FAST = ("fedavg", "fpl", *NEED_PAIRS)

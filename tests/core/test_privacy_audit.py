@@ -71,6 +71,7 @@ REFUSED = {
     **dict.fromkeys(("fedplvm", "fedplcc", "fedapc"), "prototypes of its own"),
     **dict.fromkeys(("scaffold", "feddyn", "fedgca", "combined"), "keeps a correction"),
     **dict.fromkeys(("fdse", "fedbn", "fedrep", "single_set"), "exact functions of its training images"),
+    "pooled": "all clients' images in one place",
 }
 SECURITY = Path(__file__).resolve().parents[2] / "SECURITY.md"
 METHODS = sorted(choices_of("method"))

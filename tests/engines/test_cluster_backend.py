@@ -122,7 +122,7 @@ def test_the_run_ends_when_no_machine_is_left(monkeypatch: pytest.MonkeyPatch) -
     backend, ray = backend_of(monkeypatch, a=handle(answer), b=handle(answer))
     ray.alive = dict.fromkeys(ray.alive, False)
     ended, _ = backend.process_message(message(), CONTEXT)
-    assert ended.error.code == ENDS_RUN
+    assert ended.error.code == ENDS_RUN == ErrorCode.MOD_FAILED_PRECONDITION
     assert "all actors in the Ray cluster have died" in ended.error.reason
     assert "resume=true goes on" in ended.error.reason
 

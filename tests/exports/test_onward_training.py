@@ -54,7 +54,7 @@ def test_the_sent_configuration_has_absolute_paths(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(exported.parent)
-    monkeypatch.setattr(submit, "write_bundle", lambda place: place)
+    monkeypatch.setattr(submit, "write_bundle", lambda place, client_app: place)
     monkeypatch.setattr(submit, "_call", lambda *words: "{}")
     words = [*TINY, "data.domains=[a]", "data.classes=[x,y]", f"model.pretrained={exported.name}", f"output={tmp_path}"]
     with pytest.raises(EngineError, match="refused"):
