@@ -3,6 +3,11 @@
 # make help     the rest
 
 # the first interpreter that fits: the active one (python3) before others
+# names an extra that pyproject.toml does not have
+KNOWN := import sys, tomllib; \
+  has = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+  wrong = [name for name in sys.argv[1].split(",") if name and name not in has]; \
+  sys.exit(f"EXTRAS: there is no {wrong[0]}; there are " + " ".join(sorted(has)) if wrong else 0)
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
 # Ray starts its workers by a shell line without quotes: the path of its environment must not have a blank
@@ -45,6 +50,7 @@ setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, 
 
 $(STAMP): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.13, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c '$(KNOWN)' '$(EXTRAS)'
 	@echo "Setting up $(VENV), up to 7.5 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
 	@$(if $(TORCH_INDEX),,echo "TORCH_INDEX=<index of PyTorch's CPU wheels> fetches and takes far less, without CUDA.")
 	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 7500000 || { df -h .; echo "7.5 GB must be free here before the environment is made."; exit 1; }

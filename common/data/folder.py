@@ -71,6 +71,11 @@ class Folder(OwnImages):
         root = self._root()
         if root is None:
             raise DataError(f"folder: name the classes (data.classes=[a,b]), or set data.root or {DATA_VARIABLE}")
+        if not Path(root).is_dir():
+            raise DataError(
+                f"folder: {root}, which data.root or {DATA_VARIABLE} names, is no folder; name the one that holds the "
+                "folders of the domains. On a server without images, name the classes: data.classes=[a,b]"
+            )
         found: dict[str, Path] = {}
         for domain in self.domains:
             directory = Path(root) / domain

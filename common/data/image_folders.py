@@ -137,7 +137,7 @@ class ImageFolders(DataSource):
             found = [subdirectory(place, self._names(name)) for name in self.domains]
             if all(path is not None and self._holds_classes(path) for path in found):
                 return f"The domains are deeper: give {written_override('data.root', str(place))}"
-        advice = read_as_folders(root, self.image_size)
+        advice = read_as_folders(root, self.image_size, self._all_names())
         if not advice:
             advice = near_folder(domain, root)
         return f"{advice}. {self.layout()}".removeprefix(". ")
@@ -162,7 +162,7 @@ class ImageFolders(DataSource):
         for folder in directories(directory):
             if not split_of(folder.name) and self._holds_classes(folder):
                 return moved_up(folder, directory)
-        advice = read_as_folders(directory.parent, self.image_size)
+        advice = read_as_folders(directory.parent, self.image_size, self._all_names())
         return advice or near_folder(missing, directory) or "Put that class's images there"
 
     def own_directory(self, domain: str) -> Path:
@@ -195,6 +195,10 @@ class ImageFolders(DataSource):
     def _names(self, domain: str) -> tuple[str, ...]:
         """Return the names that a domain's directory may have."""
         return (domain, *self.domain_aliases.get(domain, ()))
+
+    def _all_names(self) -> list[str]:
+        """Return the names that the directories of all domains may have."""
+        return [name for domain in self.domains for name in self._names(domain)]
 
     def _is_domain(self, name: str, domain: str) -> bool:
         """Return whether ``name`` is a domain's, ignoring case and separators."""

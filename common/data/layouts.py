@@ -3,11 +3,11 @@
 import difflib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from common.data.image_files import image_files, is_image
-from common.data.names import coinciding, split_of
+from common.data.names import coinciding, normal_name, split_of
 from common.errors import DataError, some_of
 from common.overrides import quoted_override
 from common.text import shell_line
@@ -113,17 +113,20 @@ def below(root: Path) -> Iterator[Path]:
         level = deeper
 
 
-def read_as_folders(root: Path, image_size: int) -> str:
+def read_as_folders(root: Path, image_size: int, names: Collection[str]) -> str:
     """Return the command that reads the images under ``root`` as they lie, by ``data=folder``; empty if it cannot.
 
     Args:
         root: it, or a folder up to two levels below, holds a folder for each of several domains, all with the same
             classes.
         image_size: of the data set that was asked for.
+        names: of its domains. If fewer than half of the folders have one, they are another data set.
     """
+    expected = {normal_name(name) for name in names}
     for place in below(root):
         domains = _domains_in(place)
-        if len(domains) < 2:
+        known = [domain for domain in domains if normal_name(domain) in expected]
+        if len(domains) < 2 or 2 * len(known) < len(domains):
             continue
         settings = ["data=folder", written_override("data.root", str(place))]
         if len(domains) < len(directories(place)):

@@ -1,7 +1,7 @@
 """Opening tables of images with Hugging Face's ``datasets``: CSV, Parquet, saved sets and sets on the Hub, bounded.
 
-Files come from strangers. Rows and bytes are limited before anything is decoded, and whatever the libraries raise
-becomes a :class:`~common.errors.DataError`.
+Files are not trusted. Rows and bytes are limited before decoding, and errors of the libraries become a
+:class:`~common.errors.DataError`.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def open_table(place: Path | str, requested: Columns, site: Path | None, *, shar
 
 @contextlib.contextmanager
 def _as_data_errors(place: Path | str) -> Iterator[None]:
-    """Within the context, whatever a library raises about a stranger's file becomes a :class:`DataError`."""
+    """Turn the errors that a library raises about a file into a :class:`DataError`, within the context."""
     try:
         yield
     except GoldfinchError:

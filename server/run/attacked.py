@@ -15,10 +15,10 @@ from strategies.core.federation import Reply
 
 
 class AttackedEngine:
-    """An engine with the registrations and replies of hostile clients changed, whatever the engine is.
+    """An engine with the registrations and replies of hostile clients changed; it may be any simulated engine.
 
     Args:
-        inner: the engine; it must be simulated.
+        inner: the simulated engine.
         settings: the run's settings.
     """
 

@@ -74,6 +74,14 @@ def test_vlcs_with_parts_and_numbered_classes_is_read_by_folder(tmp_path: Path) 
     run_what_it_says(message, tmp_path / "run")
 
 
+def test_the_folders_of_another_data_set_are_not_offered(tmp_path: Path) -> None:
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        write_classes(tmp_path / "PACS" / domain, {"dog": 2, "person": 2})
+    message = message_of(VLCS(root=str(tmp_path)), "caltech101")
+    assert "found in" in message
+    assert "goldfinch" not in message
+
+
 def test_folders_with_different_classes_are_not_offered(tmp_path: Path) -> None:
     """data=folder would make two classes of backpack and 003.backpack."""
     write_classes(tmp_path / "amazon", OFFICE)

@@ -110,6 +110,14 @@ def test_setup_installs_again_what_the_environment_lacks(
     assert ("pip install" in done.stdout) == sets_up
 
 
+def test_setup_names_an_extra_that_does_not_exist(tmp_path: Path) -> None:
+    words = ["make", "setup", "EXTRAS=device,serevr", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "there is no serevr; there are" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def test_setup_below_a_blank_makes_the_environment_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "my house"
     folder.mkdir()
