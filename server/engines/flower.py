@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -531,12 +532,16 @@ class InRay:
     def __init__(self, blob: bytes) -> None:
         self.blob = blob
         self.reference: Any = None
+        self._once = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         import ray  # only a simulation has it
 
-        if self.reference is None:
-            self.reference = ray.put(self.blob)
+        # Flower's threads pickle messages at the same time. Of two references the first would be lost with its object,
+        # and the actor that was sent it would wait for it until the round's limit.
+        with self._once:
+            if self.reference is None:
+                self.reference = ray.put(self.blob)
         return ray.get, (self.reference,)
 
 
