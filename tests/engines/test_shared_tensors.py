@@ -14,7 +14,7 @@ THREADS = 4
 
 @pytest.fixture
 def stored(monkeypatch):
-    """What was put into a store in memory that stands for Ray's; each put waits until other threads could have begun."""
+    """What was put into a store that stands for Ray's; each put waits until other threads could have begun."""
     kept: list[bytes] = []
     others = threading.Event()
 

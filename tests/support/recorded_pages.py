@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from server.reproduction.comparison import Column, Comparison, Line
 from server.reproduction.pages import pages
@@ -14,7 +15,10 @@ from server.results.seeds import Value
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGES = sorted(
-    path for folder in ("small", "paper_net") for path in (RESULTS / folder).glob("*.md") if path.stem != "README"
+    path
+    for folder in ("small", "paper_net", "paper")
+    for path in (RESULTS / folder).glob("*.md")
+    if path.stem != "README"
 )
 
 
@@ -52,7 +56,7 @@ def read_page(path: Path) -> Recorded:
     """The numbers of a committed page."""
     text = path.read_text()
     table = published_table(path.stem)
-    scale: Scale = "small" if path.parent.name == "small" else "paper_net"
+    scale = cast("Scale", path.parent.name)
     rows = {row.label: row for row in table.rows}
     numbers: dict[str, list[Value]] = {}
     lines = []
