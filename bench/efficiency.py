@@ -21,9 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -164,17 +163,28 @@ def bare_seconds(overrides: list[str], processes: int, rounds: int) -> float:
 # ---- the engines -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+class Opponent(Protocol):
+    """What runs between the rounds of a federated run."""
+
+    def round(self) -> None:
+        """Do a round's work."""
+
+
 class Alternation:
-    """A listener that lets the bare loop run between the rounds of a federated run, and times both.
+    """A listener that lets an opponent run between the rounds of a federated run, and times both.
 
     A federated round is everything from one event ``round`` to the next, the checkpoint included.
+
+    Args:
+        opponent: what runs between the rounds.
+        name: its name in the rows.
     """
 
-    bare: Bare
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"bare": [], "goldfinch": []})
-    cpu: dict[str, list[float]] = field(default_factory=lambda: {"bare": [], "goldfinch": []})
-    _last: tuple[float, float] | None = None
+    def __init__(self, opponent: Opponent, name: str = "bare") -> None:
+        self.opponent, self.name = opponent, name
+        self.seconds: dict[str, list[float]] = {name: [], "goldfinch": []}
+        self.cpu: dict[str, list[float]] = {name: [], "goldfinch": []}
+        self._last: tuple[float, float] | None = None
 
     def __call__(self, event: str, content: Mapping[str, Any]) -> None:
         """Called by the run."""
@@ -184,10 +194,10 @@ class Alternation:
         warm = content["round"] > 2
         if self._last is not None and warm:
             self._add("goldfinch", self._last, arrived)
-        self.bare.round()
+        self.opponent.round()
         left = clocks()
         if warm:
-            self._add("bare", arrived, left)
+            self._add(self.name, arrived, left)
         self._last = left
 
     def _add(self, variant: str, begin: tuple[float, float], end: tuple[float, float]) -> None:
@@ -206,9 +216,10 @@ def inline(workload: str, method: str, options: argparse.Namespace) -> list[Rati
         settings = load_settings(overrides_of(workload, method, options.rounds + 2, folder))
         prepare_output(settings)
         torch.set_num_threads(settings.train.threads)
-        alternation = Alternation(Bare(settings))
+        bare = Bare(settings)
+        alternation = Alternation(bare)
         run_federation(settings, InlineEngine(settings), [alternation])
-    shape = f"{workload} {method} clients={len(alternation.bare.splits)}"
+    shape = f"{workload} {method} clients={len(bare.splits)}"
     goals = {"goldfinch": 0.9} if method == "fedavg" else {}
     return [
         *compare("efficiency inline", f"{shape} wall", "s", alternation.seconds, "bare", goals),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+from support.scripts import ROOT
+
 from bench import ratios
 from bench.ratios import Ratio, append, compare, quantity, read
+from bench.rows import read_all
 
 
 def row(ratio: float, shape: str = "s") -> Ratio:
@@ -35,3 +40,18 @@ def test_the_committed_rows_can_be_read() -> None:
     for found in rows:
         assert set(found) == set(asdict(row(1.0)))
         assert float(found["low"]) <= float(found["middle"]) <= float(found["high"])
+
+
+def test_every_row_names_a_commit_of_the_history() -> None:
+    """The code that was measured can be looked up; rows of a branch name the commit that brought them."""
+    history = subprocess.run(["git", "log", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=False)
+    shallow = subprocess.run(
+        ["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if history.returncode or shallow.stdout.strip() != "false":
+        pytest.skip("no whole history here")
+    known = history.stdout.split()
+    for path in sorted((ROOT / "bench" / "results").glob("*.csv")):
+        named = {row["commit"].rstrip("+") for row in read_all(path) if "commit" in row}
+        lost = [name for name in named if not any(commit.startswith(name) for commit in known)]
+        assert not lost, path.name
