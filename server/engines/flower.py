@@ -319,6 +319,7 @@ class FlowerEngine:
         blob = encode(message)
         self._update_nodes()
         clients, behind = self._recipients(requests, closing)
+        deadline = Deadline(seconds)  # before the messages' own, which Flower reports as if the ClientApp had ended
         waiting = self._send(blob, [requests[client] for client in clients], seconds)
         failures = []
         for client in sorted(requests.keys() - set(waiting.values()) - set(behind)):
@@ -333,7 +334,7 @@ class FlowerEngine:
         def report_waiting() -> None:
             report(sorted(waiting.values()))
 
-        for identity, received in self._receive(set(waiting), Deadline(seconds), report_waiting):
+        for identity, received in self._receive(set(waiting), deadline, report_waiting):
             request = requests[waiting.pop(identity)]
             node = self._nodes[request.client]
             outcome = self._read(request.client, node, asked, received, partial(_reply, request))

@@ -269,6 +269,23 @@ def test_a_signal_that_another_thread_raises_ends_the_wait() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_sending_counts_towards_the_limit_as_it_does_towards_the_messages_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that ran out would be reported as a ClientApp that ended."""
+    clock = Clock()
+    engine = engine_of(Simulation(scripted(None)), "a")
+    monkeypatch.setattr(flower_engine, "time", clock)
+    send = engine._push
+
+    def slowly(messages: Any) -> Any:
+        clock.sleep(8)
+        return send(messages)
+
+    monkeypatch.setattr(engine, "_push", slowly)
+    _, (failure,) = engine.exchange(Payload(), asked("a"), 45)
+    assert failure.reason == "no complete answer within 45 s"
+    assert clock.now <= 45 + 1e-6
+
+
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
