@@ -109,3 +109,24 @@ def test_a_recorded_run_gives_the_same_state_and_scores_again(row: dict[str, str
     found = run.summary["scores"][row["rule"]]["accuracy"]
     assert {domain: round(value, 4) for domain, value in found.items()} == scores(row)
     assert run.state_sha256 == row["state"]
+
+
+def test_the_page_on_label_skew_is_the_recorded_runs() -> None:
+    runs = [row for row in ROWS if row["page"] == "docs/results/skew.md"]
+    cells: list[str] = []
+    for skew in ("none", "labels"):
+        for count in ("8", "2"):
+            wanted = (f"protocol.skew={skew}", f"protocol.client_count={count}")
+            found: dict[str, list[float]] = {}
+            for row in sorted(runs, key=lambda row: int(row["seed"])):
+                if all(setting in row["command"].split() for setting in wanted) or (
+                    skew == "labels" and wanted[1] in row["command"].split() and "protocol.skew" not in row["command"]
+                ):
+                    found.setdefault(row["method"], []).append(float(row["average"]))
+            for method in ("fedproto", "fpl"):
+                difference = paired_difference(found[method], found["fedavg"])
+                cells.append(f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]")
+            cells += [cell(values, 1) for values in found.values()]
+    page = (ROOT / "docs" / "results" / "skew.md").read_text()
+    assert len(cells) == 20
+    assert all(f"| {each} |" in page for each in cells)
