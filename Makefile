@@ -2,12 +2,12 @@
 # make test     sets up, checks style and types, runs the tests
 # make help     the rest
 
-# the first interpreter that fits: the active one (python3) before others
-# names an extra that pyproject.toml does not have
+# ends with the name of an extra that pyproject.toml does not have
 KNOWN := import sys, tomllib; \
   has = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
   wrong = [name for name in sys.argv[1].split(",") if name and name not in has]; \
   sys.exit(f"EXTRAS: there is no {wrong[0]}; there are " + " ".join(sorted(has)) if wrong else 0)
+# the first interpreter that fits: the active one (python3) before others
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
 # Ray starts its workers by a shell line without quotes: the path of its environment must not have a blank

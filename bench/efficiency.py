@@ -34,7 +34,7 @@ from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity
 from bench.ray_clusters import ray_cluster
 from client.trainer import memory_format
-from common.data.batches import split_batches
+from common.data.batches import Split, split_batches
 from common.numerics import generator
 from common.settings import RunSettings, load_settings
 from server.engines.inline import InlineEngine
@@ -82,6 +82,15 @@ def overrides_of(workload: str, method: str, rounds: int, output: str) -> list[s
 # ---- the opponent ----------------------------------------------------------------------------------------------------
 
 
+def training_splits(settings: RunSettings) -> list[Split]:
+    """Return every client's training images, in the order of the clients' ids."""
+    splits: list[Split] = []
+    for spec in sorted(settings.protocol.clients(settings.data), key=lambda spec: spec.id):
+        domain = settings.data.load(spec.domain)
+        splits.append(domain.train.subset(settings.protocol.split(domain, spec, settings.seed)))
+    return splits
+
+
 class Bare:
     """The bare loop: one net that trains on the batches of some of a run's clients in turn.
 
@@ -94,11 +103,7 @@ class Bare:
         data, train = settings.data, settings.train
         torch.set_num_threads(train.threads)
         self.settings = settings
-        specs = sorted(settings.protocol.clients(data), key=lambda spec: spec.id)[part::parts]
-        self.splits = []
-        for spec in specs:
-            domain = data.load(spec.domain)
-            self.splits.append(domain.train.subset(settings.protocol.split(domain, spec, settings.seed)))
+        self.splits = training_splits(settings)[part::parts]
         self.model = settings.model.build(data.class_count, data.image_size, settings.seed)
         self.model.to(memory_format=memory_format(settings))
         self.optimizer = torch.optim.SGD(

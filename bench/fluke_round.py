@@ -5,7 +5,8 @@
     python bench/fluke_round.py --dry-run    # two rounds, writes nothing
 
 Both train four clients of the glyphs on the small network, round by round in turn in this process; images are neither
-augmented nor scored. Of Goldfinch everything from one round to the next is counted, its checkpoint and records
+augmented nor scored. Each is as it comes: Goldfinch normalises every batch and trains this network channels last, fluke
+does neither. Of Goldfinch everything from one round to the next is counted, its checkpoint and records
 included; of fluke the steps of its own loop: choose and send, train, receive, aggregate. FedProto is its authors' form,
 which averages prototypes and no weights. Processor time counts, so that other programs disturb little. Appends rows to
 bench/results/system.csv.
@@ -18,6 +19,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
-from bench.efficiency import QUIET, Alternation
+from bench.efficiency import QUIET, Alternation, training_splits
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare
 from common.settings import RunSettings, load_settings
@@ -124,9 +126,12 @@ class Fluke:
         if method == "fedproto":
             algorithm = FedProto
             client.update(n_protos=settings.data.class_count, lam=1.0, model=model)
-        self.splits = splits_of(settings)
+        self.settings, self.splits = settings, training_splits(settings)
         hyper_params = DDict(client=client, server=DDict(weighted=True), model=model)
         self.algorithm = algorithm(len(self.splits), self, hyper_params)
+        if method == "fedproto":
+            for member in self.algorithm.clients:
+                member.model = deepcopy(model)  # fluke gives all clients the network that it was handed
         self.rounds = 0
 
     def assign(self, clients: int, batch_size: int) -> tuple[tuple[Sequence[Any], Sequence[None]], None]:
@@ -134,8 +139,10 @@ class Fluke:
         from fluke.data import FastDataLoader
 
         loaders = []
-        for images, labels in self.splits:
-            loader = FastDataLoader(images, labels, num_labels=10, batch_size=batch_size, shuffle=True)
+        classes = self.settings.data.class_count
+        for split in self.splits:
+            images = self.settings.data.augmentation.test(split.images)  # normalised
+            loader = FastDataLoader(images, split.labels, num_labels=classes, batch_size=batch_size, shuffle=True)
             loaders.append(loader)
         return (loaders, [None] * clients), None
 
@@ -148,16 +155,6 @@ class Fluke:
         for client in eligible:
             client.local_update(self.rounds)
         server.aggregate(eligible, server.receive_client_models(eligible, state_dict=False))
-
-
-def splits_of(settings: RunSettings) -> list[tuple[Tensor, Tensor]]:
-    """Return every client's training images as they enter the network, and their labels."""
-    found = []
-    for spec in sorted(settings.protocol.clients(settings.data), key=lambda spec: spec.id):
-        domain = settings.data.load(spec.domain)
-        split = domain.train.subset(settings.protocol.split(domain, spec, settings.seed))
-        found.append((settings.data.augmentation.test(split.images), split.labels))
-    return found
 
 
 if __name__ == "__main__":

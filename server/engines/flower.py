@@ -319,7 +319,7 @@ class FlowerEngine:
         blob = encode(message)
         self._update_nodes()
         clients, behind = self._recipients(requests, closing)
-        deadline = Deadline(seconds)  # before the messages' own, which Flower reports as if the ClientApp had ended
+        deadline = Deadline(seconds)  # from before sending: a message that runs out first looks like a lost ClientApp
         waiting = self._send(blob, [requests[client] for client in clients], seconds)
         failures = []
         for client in sorted(requests.keys() - set(waiting.values()) - set(behind)):

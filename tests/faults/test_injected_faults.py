@@ -53,6 +53,8 @@ DEADLINE = int(os.environ.get("GOLDFINCH_DEADLINE", "60"))
 """Seconds; an idle machine needs half of it."""
 QUIET_ROUNDS = 2
 """Rounds without a fault after each, so that what it left is seen, and at the end."""
+LATE_SHARE = 0.05
+"""The largest share of replies that may be late without a fault, on a crowded machine."""
 SMALL_DISK = "sketch-0"
 """The client whose states are on a small disk of their own."""
 FOUR = [
@@ -387,21 +389,26 @@ def deployed(folder: Path, output: Path) -> Iterator[Soak]:
 def untrue(soak: Soak, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Replies that did not count although nothing happened, or for another reason than what happened.
 
-    On a crowded machine a reply may also be late without a fault, and is recorded so.
+    On a crowded machine a few replies are also late without a fault, and are recorded so.
     """
     found = []
+    unprovoked = 0
     for row in rows:
         if trained(row["status"]) or row["status"] == "scored":
             continue
-        fits = row.get("reason", "").startswith("no complete answer within")
+        late = row.get("reason", "").startswith("no complete answer within")
+        fits = False
         for fault in soak.injected:
             met = fault.rounds[0] <= row["round"] <= fault.rounds[1]
             if met and fault.fault in OF_THE_SERVER:
                 fits = True
             elif met and fault.client == row["client"]:
                 fits = fits or re.search(OF_A_CLIENT[fault.fault][1], row.get("reason", "")) is not None
-        if not fits:
+        if late and not fits:
+            unprovoked += 1
+        elif not fits:
             found.append(row)
+    assert unprovoked <= LATE_SHARE * len(rows)
     return found
 
 

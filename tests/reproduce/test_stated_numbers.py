@@ -82,6 +82,11 @@ def averages(rows: list[dict[str, str]]) -> dict[int, float]:
     return {round_: statistics.mean(values) for round_, values in found.items()}
 
 
+def averages_from(curve: dict[int, float]) -> dict[int, float]:
+    """The means of five rounds of a whole curve, by the first of them."""
+    return {first: statistics.mean(curve[first + offset] for offset in range(5)) for first in (26, 76, 85, 96)}
+
+
 def test_the_page_of_runs_at_the_papers_length_agrees_with_their_curves() -> None:
     runs: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in read_all(RESULTS / "paper" / "curves.csv"):
@@ -104,6 +109,15 @@ def test_the_page_of_runs_at_the_papers_length_agrees_with_their_curves() -> Non
     )
     for page in ("README.md", "paper/README.md", "net_size.md", "weighting.md", "small/README.md"):
         assert lead in words(RESULTS / page), page
+    late = statistics.mean(
+        curves["fpl_office", "FPL", "0"][number] - curves["fpl_office", "FedAvg", "0"][number]
+        for number in range(85, 90)
+    )
+    four = {key: averages_from(curves["fedplcc_office", key, "0"]) for key in ("FedAvg", "FedPLCC")}
+    page = words(RESULTS / "paper" / "README.md")
+    assert f"{late:.1f} in rounds 85 to 89 (one seed)" in page
+    assert f"{four['FedPLCC'][96] - four['FedAvg'][96]:.1f} over FedAvg at the end" in page
+    assert f"{four['FedPLCC'][26] - four['FedAvg'][26]:.1f} in rounds 26 to 30" in page
 
 
 def test_the_text_on_fedbn_on_glyphs_agrees_with_its_numbers() -> None:
