@@ -28,7 +28,7 @@ MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
 
 SCALED = "scaled"
-"""Status in ``replies.jsonl`` of a client whose update was scaled down to the bound and used."""
+"""Status in ``replies.jsonl`` of a client whose update a filter scaled down, and which was used."""
 
 LEFT_OUT = "left out"
 """Status of a client whose update was not used since it worked against the others'; only runs of versions that compared
@@ -59,7 +59,7 @@ def completed_status(*, train: bool, scaled: bool = False) -> str:
 
     Args:
         train: whether it trained.
-        scaled: whether its update was scaled down to the bound.
+        scaled: whether a filter scaled its update down.
     """
     if not train:
         return "scored"

@@ -40,7 +40,9 @@ Values = Literal["text", "mean", "std"]
 
 @dataclass(frozen=True)
 class Fact:
-    """A column of a table that holds no score. Another one in :data:`FACTS` is in every format.
+    """A column of a table that holds no score. Another one in :data:`FACTS` is in every format but CSV.
+
+    CSV has a line for each score: its columns are :data:`NUMBERS`, which :func:`score_frame` fills.
 
     Args:
         name: its head, and its name in JSON and in Python.

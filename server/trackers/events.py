@@ -51,7 +51,7 @@ LINES = {
 
 
 SCALED_EVENT = f"client {SCALED}"
-"""The event of an update that was scaled down to the bound."""
+"""The event of an update that a filter scaled down."""
 
 WAITING_EVENT = "waiting"
 """The event of a deployment whose engine has waited for the same clients for some time."""
@@ -63,8 +63,8 @@ COUNTS_LESS_SETTINGS = "rounds.largest_client, rounds.largest_share"
 """The settings by which a client counts for fewer samples."""
 
 FIRST_SCALED = (
-    "round {round}: longer than the bound, scaled: {updates}, such as {client}. This is usual where domains differ "
-    "(rounds.outliers=clip); replies.jsonl lists all, and the last line counts them"
+    "round {round}: scaled: {updates}, such as {client}: {reason}. replies.jsonl lists all, and the last line counts "
+    "them"
 )
 """The line of the first round in which updates were scaled."""
 
@@ -248,8 +248,8 @@ class Repeats:
     def __init__(self) -> None:
         self._round: Any = None
         self._counts: Counter[str] = Counter()
-        self._scaled: list[str] = []
-        """Clients whose update was scaled in the present round."""
+        self._scaled: list[Mapping[str, Any]] = []
+        """The events of updates that were scaled in the present round."""
         self._told_of_scaling = False
 
     def passed(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
@@ -267,7 +267,7 @@ class Repeats:
         if name in ("round done", "round skipped"):
             lines += self._first_scaled(entry)
         if name == SCALED_EVENT:
-            self._scaled.append(str(entry["client"]))
+            self._scaled.append(entry)
             return lines
         if not line:
             return lines
@@ -280,14 +280,16 @@ class Repeats:
 
     def _first_scaled(self, entry: Mapping[str, Any]) -> list[str]:
         """Return the line of a round in which updates were scaled if it is the first, and reset their list."""
-        clients, self._scaled = self._scaled, []
-        if not clients or self._told_of_scaling:
+        scaled, self._scaled = self._scaled, []
+        if not scaled or self._told_of_scaling:
             return []
         self._told_of_scaling = True
-        updates = f"{len(clients):,} updates"
-        if len(clients) == 1:
+        updates = f"{len(scaled):,} updates"
+        if len(scaled) == 1:
             updates = "1 update"
-        return [FIRST_SCALED.format(round=entry["round"], updates=updates, client=clients[0])]
+        first = scaled[0]
+        words = {"round": entry["round"], "updates": updates, "client": first["client"], "reason": first["reason"]}
+        return [FIRST_SCALED.format(**words)]
 
     def _held_back(self) -> list[str]:
         """Return a line for each kind of which lines were held back, and reset the counts."""

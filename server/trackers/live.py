@@ -25,7 +25,7 @@ from rich.text import Text
 from common.errors import some_of
 from common.metrics import PARTIAL, named_missing
 from common.text import duration, size
-from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES, trained_count
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
 from server.trackers.events import (
     COUNTS_LESS_EVENT,
     MAX_SITES,
@@ -375,9 +375,7 @@ class LiveView:
                 continue
             now = self.last_outcomes.get(status, 0)
             text = Text(f"{now:,} now, {in_all:,} in all")
-            if status == SCALED:
-                text = Text(f"longer than the bound: {now:,} now, {in_all:,} in all")
-            elif status in UNUSED_STATUSES:
+            if status in UNUSED_STATUSES:
                 text.stylize("red" if now else "yellow")
             rows.append((status, text))
         if not self.awaited and not any(self.outcomes[status] for status in UNUSED_STATUSES):

@@ -80,10 +80,11 @@ class Outcome:
         admitted: accepted replies, by client id.
         updates: the updates that were aggregated, sorted by client id, as the filters returned them.
         refused: clients whose replies were not accepted, with the reasons.
-        scaled: by client id, the factors in (0, 1) by which parts of its update were scaled down to the bound.
+        scaled: by client id, the factors in (0, 1) by which parts of its update were scaled down.
         needed: updates that the exchange needed.
         by: the setting that ``needed`` comes from.
         counted: by client id, the version of its own state that belongs to ``state``; see :attr:`Federation.counted`.
+        scaled_why: by client id, why its update was scaled, for each filter that did.
     """
 
     state: GlobalState
@@ -94,6 +95,7 @@ class Outcome:
     needed: int = 0
     by: str = ""
     counted: Mapping[str, OwnVersion] = field(default_factory=dict)
+    scaled_why: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def scaling_reasons(self) -> dict[str, str]:
         """Return what was scaled of accepted replies and by how much, by client id, as text for the record."""
@@ -101,7 +103,7 @@ class Outcome:
         for client, factors in self.scaled.items():
             ascending = sorted(factors.items(), key=lambda item: item[1])
             parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
-            texts[client] = "longer than the bound, " + ", ".join(parts)
+            texts[client] = ", ".join([*self.scaled_why[client], *parts])
         return texts
 
     @property
@@ -320,10 +322,7 @@ class Federation:
                 or if no client was asked to train.
         """
         admitted, updates, refusals = self._accept(replies)
-        scaled: Factors = {}
-        for applied in self.filters:
-            updates, factors = applied.apply(updates, state, self.method.expects(self.server), self.server)
-            scaled |= factors
+        updates, scaled, scaled_why = self._filter(updates, state)
         needed, by = 0, ""
         asked = self._asked_to_train
         if enough:
@@ -337,7 +336,21 @@ class Federation:
             keeping &= {reply.client for reply in admitted if reply.answer.kept}
             made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
             counted |= dict.fromkeys(keeping, made)
-        return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted)
+        return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted, scaled_why)
+
+    def _filter(self, updates: list[Update], state: GlobalState) -> tuple[list[Update], Factors, dict[str, list[str]]]:
+        """Return the updates as the filters return them; by client id, the product of each part's factors; and why."""
+        scaled: Factors = {}
+        why: dict[str, list[str]] = {}
+        for applied in self.filters:
+            filtered = applied.apply(updates, state, self.method.expects(self.server), self.server)
+            updates = filtered.updates
+            for client, factors in filtered.scaled.items():
+                product = scaled.setdefault(client, {})
+                for part, factor in factors.items():
+                    product[part] = product.get(part, 1.0) * factor
+                why.setdefault(client, []).append(filtered.why)
+        return updates, scaled, why
 
     def needed(self, asked: int) -> tuple[int, str]:
         """Return how many of ``asked`` participants must have replied for an exchange to count, and the setting's name.

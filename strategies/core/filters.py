@@ -34,11 +34,13 @@ class Filtered(NamedTuple):
 
     Args:
         updates: the updates, by client id as before.
-        scaled: what was scaled, and by how much.
+        scaled: what was scaled, and by how much; the client's status is ``scaled`` then.
+        why: why it was scaled, for the run's record, such as ``longer than the bound``.
     """
 
     updates: list[Update]
     scaled: Factors
+    why: str = "by a filter"
 
 
 class Filter(Protocol):
@@ -93,7 +95,7 @@ class LengthBound:
                 limits[part] = excess.bound
                 scaled[client][part] = excess.bound / excess.length
             bounded.append(self.keep(self.bounds.scale(update, state, expected, server, limits)))
-        return Filtered(bounded, scaled)
+        return Filtered(bounded, scaled, "longer than the bound")
 
     def memory(self) -> dict[str, Tensor]:
         """Return the median lengths of the last exchanges."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ from common.numerics import generator
 from common.settings import load_settings
 from common.storage import GlobalState
 from server.run.checkpoint import Checkpoints
+from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec
-from strategies.core.federation import Federation
+from strategies.core.federation import Federation, Outcome
+from strategies.core.filters import Filtered
 
 PAGE = CONF.parent / "docs" / "methods.md"
 
@@ -88,3 +90,29 @@ def test_a_run_tries_it_with_an_attack_and_resumes_with_its_memory(tmp_path: Pat
     checkpoint = Checkpoints(done.folder / "checkpoint").load()
     assert checkpoint is not None
     assert {f"alike/{name}-0" for name in ("bright", "dark", "noisy")} <= set(checkpoint.memory)
+
+
+class Shorter:
+    """A filter that scales the parameters of one client by a factor."""
+
+    def __init__(self, client: str, factor: float, why: str) -> None:
+        self.client, self.factor, self.why = client, factor, why
+
+    def apply(
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
+    ) -> Filtered:
+        return Filtered(list(updates), {self.client: {"parameters": self.factor}}, self.why)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def remember(self, memory: Mapping[str, torch.Tensor]) -> None: ...
+
+
+def test_a_client_that_two_filters_scale_has_both_reasons_and_the_product_in_the_record() -> None:
+    federation = Federation(load_settings(["method=fedavg", "data=glyphs"]))
+    federation.filters = [Shorter("a-0", 0.5, "too long"), Shorter("a-0", 0.4, "alike"), Shorter("b-0", 0.3, "alike")]
+    _, scaled, why = federation._filter([], GlobalState({}, round=0))
+    assert scaled == {"a-0": {"parameters": pytest.approx(0.2)}, "b-0": {"parameters": 0.3}}
+    outcome = Outcome(GlobalState({}, round=0), [], [], {}, scaled, scaled_why=why)
+    assert outcome.scaling_reasons() == {"a-0": "too long, alike, parameters by 0.2", "b-0": "alike, parameters by 0.3"}
