@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+from flwr.proto.node_pb2 import Node
 from rich.console import Console
 from support.engines import REFUSAL, asked, engine_of
 from support.grids import Deployment, Simulation, scripted
@@ -26,7 +27,7 @@ from server.run.accounting import ReleaseCounts
 from server.run.engine import ENOUGH
 from server.trackers.events import Subject, describe
 from server.trackers.live import LiveView
-from strategies.core.federation import Closing, Federation
+from strategies.core.federation import Closing
 from strategies.core.flower import answer_to_fit_res
 
 SOME = {"participation": 0.67, "oversample": 1.5, "evaluate_every": 100, "quorum": 1.0}
@@ -46,28 +47,12 @@ def test_how_many_are_asked(clients: int, participation: float, oversample: floa
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
-    {
-        "fewer than needed": (["rounds.oversample=0.9"], "rounds.oversample=0.9: must be greater than or equal to 1"),
-        "no number": (["rounds.oversample=many"], "rounds.oversample"),
-        "all are asked already": (
-            ["rounds.oversample=1.25"],
-            "oversample=1.25 asks more clients than a round needs.*participation=0.8 or less",
-        ),
-        "no memory": (["rounds.memory=-1"], "rounds.memory=-1: must be greater than or equal to 0"),
-    }.values(),
-    ids=["fewer than needed", "no number", "all are asked already", "no memory"],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(overrides: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_settings(overrides)
-
-
-def test_an_exchange_closes_when_enough_replies_came_and_no_scorer_is_missing() -> None:
-    closing = Closing(2, frozenset({"b"}))
-    assert not closing.reached(1, ["c"])
-    assert not closing.reached(2, ["b", "c"])
-    assert closing.reached(2, ["c"])
+    ("oversample", "words"),
+    [("0.9", "must be greater than or equal to 1"), ("1.25", "asks more clients.*participation=0.8 or less")],
+)
+def test_what_makes_no_sense_is_refused(oversample: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"oversample={oversample}.*{words}"):
+        load_settings([f"rounds.oversample={oversample}"])
 
 
 def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Path) -> None:
@@ -75,15 +60,8 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
     found = late(done)
     assert [number for number, _ in found] == [2, 3, 4, 5], "in the first round all score, and are waited for"
     assert len({client for _, client in found}) > 1
-    assert done.summary["answers"] == {
-        "admitted": 11,
-        "scaled": 0,
-        "left out": 0,
-        "refused": 0,
-        "failed": 0,
-        "lost": 0,
-        "late": 4,
-    }
+    answers = {status: count for status, count in done.summary["answers"].items() if count}
+    assert answers == {"admitted": 11, "late": 4}
     assert done.summary["rounds_skipped"] == 0, "the quorum is of those that are needed"
     told = [entry for name, entry in done.events if name == "late"]
     assert [(entry["round"], *entry["clients"]) for entry in told] == found
@@ -92,15 +70,10 @@ def test_the_late_are_named_and_count_as_if_they_had_never_answered(tmp_path: Pa
     assert Record.open(done.folder).summary["rounds"] == 5
     assert [row["bytes_up"] for row in done.replies() if row["status"] == "late"] == ["0"] * 4
 
-    all_asked = toy_settings(
-        "fedavg", tmp_path / "failing", rounds={"evaluate_every": 100}, train={"rounds": 5}, seed=2
-    )
+    usual = {"evaluate_every": 100}
+    all_asked = toy_settings("fedavg", tmp_path / "failing", rounds=usual, train={"rounds": 5}, seed=2)
     away = TouchedEngine(all_asked, failing=lambda asked: (asked.round, asked.client) in found)
     assert run(all_asked, away).sha256 == done.sha256
-    again = run(toy_settings("fedavg", tmp_path / "again", rounds=SOME, train={"rounds": 5}, seed=2))
-    assert (late(again), again.sha256) == (found, done.sha256)
-    other = run(toy_settings("fedavg", tmp_path / "other", rounds=SOME, train={"rounds": 5}, seed=3))
-    assert late(other) != found
 
 
 def test_who_scores_is_waited_for(tmp_path: Path) -> None:
@@ -139,12 +112,9 @@ def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_late_client_released_counts(tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path)
-    for row in (
-        {"client": "a", "status": "late", "releases": ""},
-        {"client": "a", "status": "trained", "releases": "1"},
-    ):
+    for status, releases in (("late", ""), ("trained", "1")):
         ledger.asked("run", ["a"])
-        ledger.answered("run", [row])
+        ledger.answered("run", [{"client": "a", "status": status, "releases": releases}])
     assert ledger.releases() == {"a": 2}
 
 
@@ -160,11 +130,7 @@ def test_the_live_view_counts_them_apart_from_failures(tmp_path: Path) -> None:
 
 
 class Slow:
-    """A node that answers when it is told to.
-
-    Args:
-        client: whom it plays.
-    """
+    """A node that plays a client and answers when it is told to."""
 
     def __init__(self, client: str) -> None:
         self.client, self.answers, self.seen = client, True, 0
@@ -178,6 +144,17 @@ class Slow:
         return None
 
 
+def slow_engine(*names: str) -> tuple[Any, Deployment, dict[str, Slow]]:
+    nodes = {name: Slow(name) for name in names}
+    grid = Deployment(*nodes.values())
+    return engine_of(grid, *nodes), grid, nodes
+
+
+def send_late(grid: Deployment, place: int, node: Slow) -> None:
+    """The node's answer to what it was asked first."""
+    grid._send(Node(node_id=list(grid.world.nodes)[place]), scripted(result(node.client))(node.open.pop()))
+
+
 def result(client: str) -> Any:
     of = request(client)
     header = Answer(
@@ -187,9 +164,7 @@ def result(client: str) -> Any:
 
 
 def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
-    nodes = {name: Slow(name) for name in ("a", "b", "c")}
-    grid = Deployment(*nodes.values())
-    engine = engine_of(grid, *nodes)
+    engine, grid, nodes = slow_engine("a", "b", "c")
     nodes["b"].answers = False
     closing = Closing(2, frozenset())
     replies, failures = engine.exchange(Payload(), asked(*nodes), 600, closing=closing)
@@ -201,7 +176,7 @@ def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
     assert nodes["b"].seen == 1, "it is at work on the first"
 
     store = grid.world.link.object_store
-    grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
+    send_late(grid, 1, nodes["b"])
     assert len(store) > 0
     engine.exchange(Payload(), asked("a", "c"), 600, closing=closing)
     assert engine._inbox.late == {}
@@ -213,21 +188,13 @@ def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
     assert (sorted(reply.client for reply in replies), failures) == (["a", "b", "c"], [])
 
 
-def node_of(grid: Deployment, place: int) -> Any:
-    from flwr.proto.node_pb2 import Node
-
-    return Node(node_id=list(grid.world.nodes)[place])
-
-
 def test_a_late_answer_that_comes_in_parts_is_taken_without_keeping_them() -> None:
-    nodes = {name: Slow(name) for name in ("a", "b")}
-    grid = Deployment(*nodes.values())
-    engine = engine_of(grid, *nodes)
+    engine, grid, nodes = slow_engine("a", "b")
     nodes["b"].answers = False
     closing = Closing(1, frozenset())
     engine.exchange(Payload(), asked(*nodes), 600, closing=closing)
     grid.held = 1
-    grid._send(node_of(grid, 1), scripted(result("b"))(nodes["b"].open.pop()))
+    send_late(grid, 1, nodes["b"])
     grid.held = 0
     engine.exchange(Payload(), asked("a"), 600, closing=closing)
     (announced,) = engine._inbox._announced.values()
@@ -238,9 +205,7 @@ def test_a_late_answer_that_comes_in_parts_is_taken_without_keeping_them() -> No
 
 
 def test_who_scores_is_waited_for_and_asked_though_it_is_late() -> None:
-    nodes = {name: Slow(name) for name in ("a", "b")}
-    grid = Deployment(*nodes.values())
-    engine = engine_of(grid, *nodes)
+    engine, _, nodes = slow_engine("a", "b")
     nodes["b"].answers = False
     engine.exchange(Payload(), asked(*nodes), 600, closing=Closing(1, frozenset()))
     nodes["b"].answers = True
@@ -265,9 +230,3 @@ def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() 
     grid.world.come_back(identity, Slow("c"))
     replies, _ = engine.exchange(Payload(), asked("c"), 600, closing=Closing(1, frozenset()))
     assert [reply.client for reply in replies] == ["c"]
-
-
-def test_the_quorum_is_of_those_that_are_needed(tmp_path: Path) -> None:
-    federation = Federation(toy_settings("fedavg", tmp_path, rounds={**SOME, "quorum": 1.0}))
-    assert federation.registry.settings.rounds.asked(3) == 3
-    assert federation.needed(2) == (2, "rounds.quorum")
