@@ -14,8 +14,8 @@ from support.own_states import own_state
 from support.toy import CLASSES, Toy, toy_settings
 from torch import Tensor, nn
 
-from client.trainer import LocalExchange, choose_device, memory_format
-from common.errors import ConfigError, DataError, PayloadError
+from client.trainer import LocalExchange, memory_format
+from common.errors import DataError, PayloadError
 from common.models.specs import DigitCNN
 from common.prototypes import class_means
 from common.settings import RunSettings, with_method
@@ -74,20 +74,6 @@ def test_an_epoch_shows_every_sample_once_and_epochs_differ(tmp_path: Path) -> N
     assert not torch.equal(*epochs)
     again = torch.cat([labels for _, labels in local.batches("epoch", 1)])
     assert torch.equal(again, epochs[0])
-
-
-def test_views_are_whole_batches_one_after_the_other(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, overrides=("views=randconv",))
-    local = local_exchange(settings)
-    plain = local_exchange(toy_settings("fedavg", tmp_path))
-    assert local.views == 1 + settings.views.count > 1
-    pairs = list(zip(local.batches("epoch", 1), plain.batches("epoch", 1), strict=True))
-    for (images, labels), (_, names) in pairs:
-        assert labels.tolist() == names.tolist() * local.views
-        assert len(images) == len(labels)
-    (images, _), (original, _) = pairs[0]  # later ones are augmented otherwise: views draw from the same stream
-    assert torch.equal(images[: len(original)], original)
-    assert not torch.equal(images[len(original) : 2 * len(original)], original)
 
 
 @dataclass(frozen=True)
@@ -224,13 +210,6 @@ def test_a_score_is_counted_sample_by_sample(tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(loss / 16, rel=1e-5)
 
 
-def test_devices_by_name() -> None:
-    assert choose_device("cpu").type == "cpu"
-    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match=r"train\.device=auto or cpu"):
-        choose_device(f"cuda:{torch.cuda.device_count()}")
-
-
 def test_bfloat16_trains_and_keeps_weights_and_prototypes_in_float32(tmp_path: Path) -> None:
     local = local_exchange(toy_settings("fedproto", tmp_path, train={"precision": "bfloat16", "channels_last": True}))
     trained = local.run()
@@ -271,14 +250,6 @@ def test_a_reply_records_what_was_done(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in answered.weights.items()}
     made.answer(request_to(settings, round=2), message(settings))
     assert same(before, answered.weights)
-
-
-def test_scoring_alone_trains_nothing(tmp_path: Path) -> None:
-    settings = toy_settings("fedprox", tmp_path)
-    answered = device_of(settings).answer(request_to(settings, train=False), message(settings))
-    assert not answered.weights
-    assert answered.prototypes is None
-    assert read_header(Answer, answered.header).trained is False
 
 
 WRONG = {
