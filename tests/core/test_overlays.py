@@ -52,15 +52,15 @@ def test_a_file_is_the_same_run_as_its_values_as_overrides(group: str, name: str
     words = [f"method={overlay.method}", f"data={overlay.data}"]
     words += [f"{key}={value!r}" for key, value in overlay.values.items()]
     assert compose_config([f"{group}={name}"]) == compose_config(words)
-    for more in (["seed=3", "model=small"], [f"{next(iter(overlay.values))}=0.25"]):  # and the user's words win
-        assert compose_config([f"{group}={name}", *more]) == compose_config([*words, *more])
 
 
-@pytest.mark.parametrize("name", ["mine.yaml", "with a space, ümlaut = $x$.yaml"])
-def test_a_file_outside_conf_is_composed_alike(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
+def test_a_file_outside_conf_is_composed_alike_and_the_user_s_words_win(tmp_path: Path) -> None:
+    path = tmp_path / "with a space, ümlaut = $x$.yaml"
     shutil.copy(CONF / "tuned" / "moon_on_pacs.yaml", path)
-    assert compose_config([quoted_override("tuned", path)]) == compose_config(["tuned=moon_on_pacs"])
+    more = ["seed=3", "model=small", "method.mu=0.25"]
+    found = compose_config([quoted_override("tuned", path), *more])
+    assert found == compose_config(["tuned=moon_on_pacs", *more])
+    assert (found["seed"], found["method"]["mu"]) == (3, 0.25)
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
@@ -79,10 +79,8 @@ def test_an_overlay_is_over_an_experiment() -> None:
 
 def test_a_new_run_that_begins_from_another_s_configuration_takes_the_values() -> None:
     """``goldfinch resume DIR output=ANOTHER tuned=...``."""
-    recorded = dict(load_settings(["method=fedprox", "data=glyphs", "train.rounds=7"]).raw)
-    changed = changed_config(recorded, ["tuned=none"])
-    assert changed == changed_config(recorded, [])
     recorded = dict(load_settings(["method=fpl", "data=glyphs", "train.rounds=7"]).raw)
+    assert changed_config(recorded, ["tuned=none"]) == changed_config(recorded, [])
     changed = changed_config(recorded, ["tuned=fpl_on_glyphs"])
     values = find_overlay("tuned", "fpl_on_glyphs").values
     assert {key: value for key, value in flat(changed).items() if key in values} == values
@@ -94,35 +92,28 @@ def test_a_new_run_that_begins_from_another_s_configuration_takes_the_values() -
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "message"),
-    [
-        (FILE, ["method=moon"], "was found for method=fedprox, not moon"),
-        (FILE, ["data=digits"], "was found for data=glyphs, not digits"),
-        (FILE.replace("0.5", "often"), [], "method.mu='often' must be a number"),
-        (FILE.replace("0.5", "true"), [], "method.mu=True must be a number"),
-        (FILE.replace("# @package _global_", "# values"), [], "its first line must be"),
-        (FILE.replace("/data", "/model"), [], "its defaults must choose method and data"),
-        (FILE.replace("fedprox", "fedproxy"), [], "fedproxy is not one of Goldfinch's own methods"),
-        ("- 1", [], "goldfinch compare writes one"),
-        ("{", [], "goldfinch compare writes one"),
-        ("# @package _global_\ndefaults: 3\n", [], "goldfinch compare writes one"),
-        (FILE.replace("method:\n  mu", "method:\n  my"), [], "method.my: no such key"),
-        (FILE.replace("train:\n", "trian:\n"), [], "trian: no such key; did you mean 'train'"),
-    ],
-    ids=[
-        *("method", "data", "no number", "a truth", "no overlay", "other defaults", "no method", "list", "no yaml"),
-        *("no defaults", "no setting", "no group"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(text: str, words: list[str], message: str, tmp_path: Path) -> None:
+REFUSED = {
+    "method": (FILE, ["method=moon"], "was found for method=fedprox, not moon"),
+    "data": (FILE, ["data=digits"], "was found for data=glyphs, not digits"),
+    "a truth": (FILE.replace("0.5", "true"), [], "method.mu=True must be a number"),
+    "no overlay": (FILE.replace("# @package _global_", "# values"), [], "its first line must be"),
+    "other defaults": (FILE.replace("/data", "/model"), [], "its defaults must choose method and data"),
+    "no method": (FILE.replace("fedprox", "fedproxy"), [], "fedproxy is not one of Goldfinch's own methods"),
+    "list": ("- 1", [], "goldfinch compare writes one"),
+    "no yaml": ("{", [], "goldfinch compare writes one"),
+    "no defaults": ("# @package _global_\ndefaults: 3\n", [], "goldfinch compare writes one"),
+    "no setting": (FILE.replace("method:\n  mu", "method:\n  my"), [], "method.my: no such key"),
+    "no group": (FILE.replace("train:\n", "trian:\n"), [], "trian: no such key; did you mean 'train'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
+    text, words, message = REFUSED[case]
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_settings([f"tuned={path}", *words])
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tuned=moon_on_nothing: no such file"):
         compose_config(["tuned=moon_on_nothing"])
 
@@ -140,19 +131,16 @@ def test_a_key_that_only_an_experiment_of_one_s_own_has_is_named(tmp_path: Path,
 # ---- what papers print -----------------------------------------------------------------------------------------------
 
 
-def weights(words: list[str]) -> tuple[float, float]:
-    method = load_settings(words).method
-    return method.contrast, method.correction
-
-
 def test_printed_values_are_those_of_the_data_set(tmp_path: Path) -> None:
-    words = ["method=fedplcc", "protocol=fedplcc"]
-    assert weights([*words, "data=digits", "printed=true"]) == (100, 1000)
-    assert weights([*words, "data=office_caltech", "printed=true"]) == (20, 200)
-    assert weights([*words, "data=domainnet", "printed=true"]) == (1, 10)
-    assert weights([*words, "data=office_caltech", "printed=false"]) == (100, 1000)
-    assert weights([*words, "data=office_caltech", "printed=true", "method.contrast=3"]) == (3, 200), "the user wins"
-    assert weights(["experiment=fedplcc_office", "printed=true"]) == (20, 200), "also where an experiment chooses"
+    def weights(*words: str) -> tuple[float, float]:
+        method = load_settings(["method=fedplcc", "protocol=fedplcc", "data=office_caltech", *words]).method
+        return method.contrast, method.correction
+
+    assert weights("printed=true") == (20, 200)
+    assert weights("printed=true", "data=domainnet") == (1, 10)
+    assert weights("printed=false") == (100, 1000)
+    assert weights("printed=true", "method.contrast=3") == (3, 200), "the user wins"
+    assert weights("experiment=fedplcc_office", "printed=true") == (20, 200), "also where an experiment chooses"
     jobs, _ = sweep.plan(["method=fpl,fedplcc", "data=office_caltech", "printed=true,false"], tmp_path)
     assert [job.settings.method.contrast for job in jobs] == [1, 1, 20, 100]
 
