@@ -1,4 +1,4 @@
-"""The wire: exact there and back, and nothing hostile gets through or costs memory."""
+"""The wire: exact there and back; each refusal has its reason, and test_decoder_fuzz.py tries far more of them."""
 
 from __future__ import annotations
 
@@ -67,16 +67,6 @@ def test_finite_means_every_value_not_their_norm(dtype: torch.dtype) -> None:
                 decode(encode(Payload({"w": spoilt})))
 
 
-def test_header_and_parts_come_back() -> None:
-    sent = full()
-    back = decode(encode(sent))
-    assert back.header == HEADER
-    assert list(back.weights) == sorted(sent.weights)
-    assert back.prototypes == sent.prototypes
-    assert back.extra["counts"].dtype == torch.int32
-    assert encode(back) == encode(sent)
-
-
 def test_no_prototypes_and_no_rows_are_two_things() -> None:
     assert decode(encode(Payload())).prototypes is None
     empty = decode(encode(Payload(prototypes=PrototypeSet.empty(9)))).prototypes
@@ -99,15 +89,12 @@ def test_decoded_tensors_are_views_of_the_message_in_any_buffer(kind: Callable[[
         assert place <= back[name].data_ptr() < place + len(blob)
 
 
-@pytest.mark.parametrize("shift", range(9))
 @pytest.mark.parametrize("dtype", CARRIED.values(), ids=str)
-def test_numbers_that_lie_across_their_borders_are_read_all_the_same(dtype: torch.dtype, shift: int) -> None:
-    sent, size = values(dtype), values(dtype).nbytes
-    table = {
-        "weights/before": entry("U8", [shift], [0, shift]),
-        "weights/w": entry(DTYPES[dtype], list(sent.shape), [shift, shift + size]),
-    }
-    found = decode(craft(table, bytes(shift) + bytes(bytes_of(sent)))).weights["w"]
+def test_numbers_that_lie_across_their_borders_are_read_all_the_same(dtype: torch.dtype) -> None:
+    sent = values(dtype)
+    place = entry(DTYPES[dtype], list(sent.shape), [1, 1 + sent.nbytes])
+    blob = craft({"weights/before": entry("U8", [1], [0, 1]), "weights/w": place}, b"\0" + bytes(bytes_of(sent)))
+    found = decode(blob).weights["w"]
     assert torch.equal(found, sent)
     assert found.data_ptr() % dtype.itemsize == 0
 
@@ -138,9 +125,7 @@ def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[
     for sent in (Payload(tensors, header=header), Payload({}, prototypes(), tensors, header=header)):
         blob = encode(sent)
         assert encoded_size(sent) == len(blob)
-        metadata = {
-            "goldfinch": json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]["goldfinch"]
-        }
+        metadata = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
         assert blob == safetensors.torch.save({name: each.clone() for name, each in sent.tensors().items()}, metadata)
         back = decode(blob)
         assert back.header == sent.header
@@ -189,11 +174,6 @@ def test_truncated_at_every_position() -> None:
             decode(blob[:length])
 
 
-def test_padded() -> None:
-    with pytest.raises(PayloadError, match="padded"):
-        decode(encode(full()) + b"\0")
-
-
 def test_every_single_bit_flip_in_the_table_is_refused_or_decodes_to_clean_tensors() -> None:
     blob = bytearray(encode(Payload({"w": torch.ones(2)}, prototypes(2, 2), header={"round": 1})))
     end = 8 + int.from_bytes(blob[:8], "little")
@@ -212,23 +192,15 @@ def test_every_single_bit_flip_in_the_table_is_refused_or_decodes_to_clean_tenso
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "truncated"),
+    "padded": (lambda: encode(full()) + b"\0", "padded"),
     "table claims 2^63 bytes": (lambda: craft({}, claim=2**63), "claims"),
-    "table claims more than there is": (lambda: craft({}, claim=10_000), "claims"),
     "table beyond the limit": (lambda: craft(b" " * (MAX_HEADER_BYTES + 1)), "claims"),
-    "table is a list": (lambda: craft(b"[]"), "not a JSON object"),
-    "table is a number": (lambda: craft(b"1e999"), "not a JSON object"),
-    "table is no UTF-8": (lambda: craft(b'{"\xff":1}'), "not JSON"),
     "table is a thousand brackets": (lambda: craft(b"[" * 200_000), "not JSON"),
-    "table is a nest of objects": (lambda: craft(b'{"a":' * 100_000 + b"1" + b"}" * 100_000), "not JSON"),
-    "header is a nest": (lambda: craft({}, header="[" * 100_000), "not JSON"),
     "header is NaN": (lambda: craft({}, header='{"schema":1,"loss":NaN}'), "NaN"),
-    "header is infinite": (lambda: craft({}, header='{"schema":1,"loss":-Infinity}'), "Infinity"),
     "header is a list": (lambda: craft({}, header="[1]"), "not a JSON object"),
     "header names one thing twice": (lambda: craft({}, header='{"schema":1,"round":1,"round":2}'), "twice"),
     "no header": (lambda: craft({"__metadata__": {}}), "no Goldfinch header"),
-    "metadata is text": (lambda: craft({"__metadata__": "goldfinch"}), "no Goldfinch header"),
     "another schema": (lambda: craft({}, header='{"schema":99}'), "schema 99"),
-    "schema is text": (lambda: craft({}, header='{"schema":"1"}'), "schema '1'"),
     "tensor named twice": (
         lambda: craft(
             b'{"__metadata__":{"goldfinch":"{\\"schema\\":1}"},"weights/w":%(e)s,"weights/w":%(e)s}'
@@ -248,7 +220,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "negative shape": (lambda: craft({"weights/w": entry(shape=[-1], offsets=[0, -4])}), "shape"),
     "fractional shape": (lambda: craft({"weights/w": entry(shape=[1.0])}, bytes(4)), "shape"),
     "shape is true": (lambda: craft({"weights/w": entry(shape=[True])}, bytes(4)), "shape"),
-    "shape is no list": (lambda: craft({"weights/w": entry(shape="4")}, bytes(4)), "shape"),
     "nine dimensions": (lambda: craft({"weights/w": entry(shape=[1] * 9)}, bytes(4)), "shape"),
     "three offsets": (lambda: craft({"weights/w": entry(offsets=[0, 4, 8])}, bytes(8)), "offsets"),
     "offsets backwards": (lambda: craft({"weights/w": entry(offsets=[4, 0])}, bytes(4)), "place"),
@@ -261,22 +232,14 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "overlap",
     ),
     "unknown dtype": (lambda: craft({"weights/w": entry("F8_E5M2")}, bytes(4)), "dtype"),
-    "complex dtype": (lambda: craft({"weights/w": entry("C64", offsets=[0, 8])}, bytes(8)), "dtype"),
     "dtype is a list": (lambda: craft({"weights/w": entry(["F32"])}, bytes(4)), "dtype"),  # type: ignore[arg-type]
     "dtype of another size": (lambda: craft({"weights/w": entry("F64")}, bytes(4)), "place"),
     "entry is a number": (lambda: craft({"weights/w": 1}), "malformed"),
-    "entry with more": (lambda: craft({"weights/w": {**entry(), "code": "x"}}, bytes(4)), "malformed"),
     "name elsewhere": (lambda: craft({"state/w": entry()}, bytes(4)), "names begin"),
-    "name with a path": (lambda: craft({"../weights/w": entry()}, bytes(4)), "names begin"),
-    "unknown prototype part": (lambda: craft({"prototypes/secret": entry()}, bytes(4)), "names begin"),
     "not a number": (lambda: craft({"weights/w": entry()}, b"\0\0\xc0\x7f"), "not finite"),
     "infinity": (lambda: craft({"extra/w": entry()}, b"\0\0\x80\x7f"), "not finite"),
-    "half a prototype set": (
-        lambda: craft({"prototypes/vectors": entry(shape=[1, 1])}, bytes(4)),
-        "needs",
-    ),
+    "half a prototype set": (lambda: craft({"prototypes/vectors": entry(shape=[1, 1])}, bytes(4)), "needs"),
     "flat prototypes": (lambda: proto(vectors=entry(shape=[1])), "must be"),
-    "prototype labels as floats": (lambda: proto(labels=entry("F32", [1], [8, 12])), "must be"),
     "prototype rows do not match": (lambda: proto(rows=2), "match"),
     "negative prototype class": (lambda: proto(label=-1), "labels must be >= 0"),
     "negative prototype weight": (lambda: proto(weight=b"\0\0\x80\xbf"), "weights must be >= 0"),
@@ -314,12 +277,9 @@ def test_hostile_blobs_are_refused_with_a_reason_and_without_memory(case: str) -
     assert peak < 40 * len(blob) + 2**20, f"{peak} bytes for a message of {len(blob)}"
 
 
-def test_larger_than_the_limit_is_refused_before_it_is_read() -> None:
+def test_a_message_beyond_the_limit_is_not_read_and_a_long_name_makes_a_short_reason() -> None:
     with pytest.raises(PayloadError, match="limit"):
         decode(encode(full()), max_bytes=100)
-
-
-def test_a_long_name_makes_a_short_reason() -> None:
     with pytest.raises(PayloadError) as caught:
         decode(craft({"x" * 1_000_000: entry()}, bytes(4)))
     assert len(str(caught.value)) < 2_000
