@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from support.exchanges import ANSWER, COUNTS, registration
-from support.hostile import ATTACKS
 from support.toy import CLASSES, toy_settings
 
 from client.device import _on_cpu
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.wire.messages import Answer, Registration, Request, header_of, read_header
+from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import Payload, cast_down, cast_up, decode, encode
 from strategies.core.federation import Federation
 from strategies.core.participants import Registry
@@ -217,16 +216,6 @@ def test_a_dead_channel_and_a_long_update_are_accepted_as_they_were_trained(tran
         assert torch.equal(update.weights[variance], dead)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_each_attack_is_refused_with_its_reason(attack: Any, asked: Asked) -> None:
-    spoiled = attack.spoil(replace(asked.answer(), extra={}))
-    assert spoiled is not None
-    with pytest.raises(PayloadError) as caught:
-        asked.admit(spoiled)
-    assert attack.reason in str(caught.value)
-    assert len(str(caught.value)) < 1000
-
-
 Change = Callable[[Payload], Payload]
 
 
@@ -244,7 +233,6 @@ def of_class_one(vectors: torch.Tensor, weights: torch.Tensor) -> Change:
 
 
 FURTHER: dict[str, tuple[Change, str]] = {
-    "another run": (header(run="old"), "stale"),
     "another method": (header(method="fedavg"), "stale"),
     "another exchange": (header(exchange="again"), "stale"),
     "another attempt": (header(attempt=1), "stale"),
@@ -254,16 +242,11 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "negative correct": (scored(correct=-1), "-1 correct"),
     "none counted": (scored(count=0, correct=0), "0 correct of 0"),
     "correct is a fraction": (scored(correct=0.5), "correct=0.5: must be a valid integer"),
-    "count is text": (scored(count="16"), "count='16': must be a valid integer"),
-    "count is true": (scored(count=True, correct=1), "count=True: must be a valid integer"),
     "a score of more": (scored(admin=1), "scores[0].admin: no such key"),
-    "no count": (header(scores=[{"domain": "dark", "correct": 1, "loss": 0.0}]), "scores[0].count: a value is missing"),
-    "loss is text": (scored(loss="low"), "loss='low'"),
-    "loss is NaN": (scored(loss=float("nan")), "loss=nan"),
     "loss is endless": (scored(loss=10**400), "loss=1000"),
+    "loss is NaN": (scored(loss=float("nan")), "loss=nan"),
     "loss is negative": (scored(loss=-1.0), "loss -1.0"),
     "losses are NaN": (header(losses={"ce": float("nan")}), "losses"),
-    "seconds are a list": (header(seconds={"train": [1]}), "seconds"),
     "steps are endless": (header(steps=10**30), "steps"),
     "releases without end": (header(releases=2**62), "releases in 1 rounds"),
     "releases below none": (header(releases=-1), "-1 releases"),
@@ -285,6 +268,7 @@ def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
     with pytest.raises(PayloadError) as caught:
         asked.admit(change(asked.answer()))
     assert reason in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_an_update_without_the_score_that_was_asked_for_is_accepted(asked: Asked) -> None:
@@ -360,26 +344,15 @@ def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
 # ---- headers ---------------------------------------------------------------------------------------------------------
 
 
-def test_headers_come_back(asked: Asked) -> None:
-    request = asked.requests["dark-0"]
-    assert read_header(Request, header_of(request)) == request
-    made = registration(asked.federation.settings, "dark-0")
-    assert read_header(Registration, asdict(made)) == made
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"class_counts": ["6", "6"]},
         {"class_counts": [6, True]},
         {"class_counts": [2**63]},
         {"class_counts": {}},
-        {"samples": True},
         {"samples": 24.0},
-        {"samples": -(2**63)},
         {"scores": [1]},
         {"versions": {"python": 3}},
-        {"versions": [["python", "3"]]},
         {"split": None},
     ],
     ids=str,
@@ -390,8 +363,10 @@ def test_a_header_of_other_types_is_refused(changes: dict[str, Any], settings: R
         read_header(Registration, fields)
 
 
-def test_a_header_with_other_fields_is_refused(settings: RunSettings) -> None:
-    fields = asdict(registration(settings, "dark-0"))
+def test_a_header_comes_back_and_one_with_other_fields_is_refused(settings: RunSettings) -> None:
+    made = registration(settings, "dark-0")
+    fields = asdict(made)
+    assert read_header(Registration, fields) == made
     del fields["split"]
     with pytest.raises(PayloadError, match="split: a value is missing"):
         read_header(Registration, fields)
