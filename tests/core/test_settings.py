@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from support.toy import composed, method_at_defaults
 
 from common import choices
 from common.config import Count, build, changed_config, check, checked, compose_config
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError
 from common.overrides import split_overrides
 from common.run_config import read_config, yaml_of
-from common.settings import (
-    RoundSettings,
-    TrainSettings,
-    load_settings,
-    settings_of,
-    with_method,
-)
+from common.settings import RoundSettings, TrainSettings, load_settings, settings_of, with_method
 from strategies.fedprox import FedProx
 
 MISTAKES = {
@@ -31,32 +25,20 @@ MISTAKES = {
     "a key": (["train.round=3"], "did you mean 'rounds'"),
     "a key of the method": (["method.temprature=1"], "did you mean 'temperature'"),
     "a key of another method": (["method=fedavg", "method.mu=1"], "method.mu: no such key"),
-    "a key below a value": (["seed.value=1"], "seed.value: no such key"),
     "an added key": (["+train.speed=3"], "cannot be added"),
-    "a removed key": (["~train.rounds"], "cannot be added or removed"),
     "no equals sign": (["train.rounds"], "not of the form key=value"),
-    "no end of a list": (["data.domains=[printed"], "cannot be read"),
     "a word for a number": (["train.rounds=many"], "train.rounds='many': must be a valid integer"),
     "a fraction for a number": (["train.rounds=1.5"], "train.rounds=1.5: must be a valid integer"),
     "a word for true": (["resume=perhaps"], "resume: must be true, false or anyway; got 'perhaps'"),
-    "a number for true": (["resume=1"], "resume: must be true, false or anyway; got 1"),
     "true for a number": (["train.rounds=true"], "train.rounds=True: must be a valid integer"),
     "a choice": (["train.optimizer=sdg"], "did you mean 'sgd'"),
-    "nothing": (["train.rounds=null"], "train.rounds=None: must be a valid integer"),
     "zero rounds": (["train.rounds=0"], "train.rounds=0: must be greater than or equal to 1"),
     "negative rate": (["train.learning_rate=-1"], "train.learning_rate=-1: must be greater than 0"),
     "infinite rate": (["train.learning_rate=inf"], "finite"),
-    "rate that is none": (["train.learning_rate=nan"], "finite"),
-    "infinite weight": (["method=fedprox", "method.mu=inf"], "finite"),
     "momentum of one": (["train.momentum=1"], "train.momentum=1: must be less than 1"),
-    "batch of one": (["train.batch_size=1"], "train.batch_size=1: must be greater than or equal to 2"),
     "another planet's device": (["train.device=tpu"], "device must be auto"),
-    "a device with half a number": (["train.device=cuda:x"], "device must be auto"),
-    "no participation": (["rounds.participation=0"], "rounds.participation=0: must be greater than 0"),
     "more than all": (["rounds.quorum=1.1"], "rounds.quorum=1.1: must be less than or equal to 1"),
-    "one checkpoint": (["rounds.checkpoints=1"], "rounds.checkpoints=1: must be greater than or equal to 2"),
     "negative seed": (["seed=-1"], "^seed=-1: must be greater than or equal to 0"),
-    "temperature of zero": (["method=fpl", "method.temperature=0"], "method.temperature=0: must be greater than 0"),
     "a domain": (["data.domains=[printd]"], "did you mean 'printed'"),
     "a choice like no other": (["data=zzzzzz"], r"choices: .*glyphs.*office_caltech"),
     "no method": (["method=null"], "one must be chosen; choices: .*fpl"),
@@ -70,23 +52,11 @@ def test_a_mistake_is_named(mistake: str) -> None:
         load_settings(overrides)
 
 
-def test_nearest() -> None:
-    assert nearest("fedpol", ["fpl", "fedprox"]) == "did you mean 'fedprox'? (choices: fedprox, fpl)"
-    assert nearest("zzz", ["b", "a"]) == "choices: a, b"
-    assert nearest("a", []) == "choices: none"
-
-
 def test_overrides_are_split_as_a_shell_does() -> None:
     assert split_overrides("method=fpl data.root='/a b' x=\"y z\"") == ["method=fpl", "data.root=/a b", "x=y z"]
     assert split_overrides("") == []
     with pytest.raises(ConfigError, match="quote"):
         split_overrides("data.root='/a b")
-
-
-def test_choices_are_recorded() -> None:
-    settings = load_settings(["method=fedprox", "model=resnet10"])
-    assert (settings.choices["method"], settings.choices["model"]) == ("fedprox", "resnet10")
-    assert settings.method == FedProx()
 
 
 def test_the_default_output_is_named_by_data_method_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,50 +69,29 @@ def test_the_default_output_is_named_by_data_method_and_seed(tmp_path: Path, mon
 # ---- one run is one identity -----------------------------------------------------------------------------------------
 
 SAME = [
-    ["train.rounds=99"],
-    ["train.device=cpu"],
-    ["engine=ray"],
-    ["engine.workers=2"],
-    ["output=elsewhere"],
-    ["resume=true"],
-    ["overwrite=true"],
-    ["rounds.deadline=5"],
-    ["rounds.memory=0.1"],
-    ["rounds.last_rounds=3"],
-    ["rounds.evaluate_every=2"],
+    *("train.rounds=99", "train.device=cpu", "engine=ray", "engine.workers=2", "output=elsewhere", "resume=true"),
+    *("overwrite=true", "rounds.deadline=5", "rounds.memory=0.1", "rounds.last_rounds=3", "rounds.evaluate_every=2"),
+    "data.root=/elsewhere",
 ]
+"""What changes no result."""
 OTHER = [
-    ["method.temperature=0.03"],
-    ["method=fedavg"],
-    ["seed=1"],
-    ["train.learning_rate=0.02"],
-    ["train.threads=2"],
-    ["train.precision=bfloat16"],
-    ["rounds.participation=0.5"],
-    ["rounds.participation=0.5", "rounds.oversample=1.3"],
-    ["rounds.quorum=1"],
-    ["protocol.samples=10"],
-    ["data.domains=[printed,signs]"],
-    ["data.augmentation.flip=true"],
-    ["model.norm=group"],
-    ["views=randconv"],
+    *("method.temperature=0.03", "method=fedavg", "seed=1", "train.learning_rate=0.02", "train.threads=2"),
+    *("train.precision=bfloat16", "rounds.participation=0.5", "rounds.participation=0.5 rounds.oversample=1.3"),
+    *("rounds.quorum=1", "protocol.samples=10", "data.domains=[printed,signs]", "data.augmentation.flip=true"),
+    *("model.norm=group", "views=randconv", "aggregation=geometric_median", "rounds.outlier_factor=9"),
+    *("rounds.outliers=clip", "rounds.transport=float16", "rounds.transport=bfloat16", "protocol.validation=0.1"),
+    "protocol.validation=0.1 rounds.metric=macro_f1",
 ]
 
 
-@pytest.mark.parametrize("overrides", SAME, ids=str)
-def test_the_same_run(overrides: list[str]) -> None:
-    assert load_settings(["method=fpl", *overrides]).identity == load_settings(["method=fpl"]).identity
-
-
-def test_the_data_s_place_is_not_the_run(tmp_path: Path) -> None:
-    here = load_settings(["data=office_caltech", f"data.root={tmp_path}"])
-    assert here.identity == load_settings(["data=office_caltech", "data.root=/elsewhere"]).identity
-
-
-def test_identities_of_other_runs_are_all_different_and_short() -> None:
-    found = {load_settings(["method=fpl", *overrides]).identity for overrides in [[], *OTHER]}
-    assert len(found) == 1 + len(OTHER)
-    assert all(len(identity) == 16 and int(identity, 16) >= 0 for identity in found)
+def test_a_run_is_known_by_what_changes_its_result() -> None:
+    base = load_settings(["method=fpl"]).identity
+    assert len(base) == 16
+    assert int(base, 16) >= 0
+    for override in SAME:
+        assert load_settings(["method=fpl", override]).identity == base, override
+    found = {load_settings(["method=fpl", *words.split()]).identity for words in OTHER}
+    assert len(found | {base}) == 1 + len(OTHER)
 
 
 def test_another_method_object_is_another_run() -> None:
@@ -156,11 +105,11 @@ def test_another_method_object_is_another_run() -> None:
 def test_the_record_of_a_method_object_makes_it_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = load_settings([f"method={name}", "views=randconv"])
-    given = with_method(chosen, chosen.method)
+    chosen = method_at_defaults(name)
+    given = with_method(composed("method=fedavg", "views=randconv"), chosen)
     (tmp_path / "config.yaml").write_text(yaml_of(given.raw))
     monkeypatch.setattr(choices, "_OWN_NAMES", set())  # another process
-    assert settings_of(read_config(tmp_path / "config.yaml")).method == chosen.method
+    assert settings_of(read_config(tmp_path / "config.yaml")).method == chosen
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -181,47 +130,32 @@ class Outer:
     table: dict[str, float] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
     place: Path | None = None
-    anything: Any = None
 
     def __post_init__(self) -> None:
         check(self.maybe is None or self.maybe > self.count, f"maybe={self.maybe} is not above count={self.count}")
 
 
 def test_a_node_becomes_a_checked_object() -> None:
-    node = {
-        "count": 2,
-        "kind": 3,
-        "maybe": None,
-        "pair": [1, 2.5],
-        "table": {"a": 1},
-        "inner": {"share": 1},
-        "place": "/tmp",
-        "anything": {"x": [1]},
-    }
+    node = {"count": 2, "kind": 3, "pair": [1, 2.5], "table": {"a": 1}, "inner": {"share": 1}, "place": "/tmp"}
     found = build(node, "here", Outer)
-    assert found == Outer(
-        2, kind=3, pair=(1.0, 2.5), table={"a": 1.0}, inner=Inner(1.0), place=Path("/tmp"), anything={"x": [1]}
-    )
+    assert found == Outer(2, kind=3, pair=(1.0, 2.5), table={"a": 1.0}, inner=Inner(1.0), place=Path("/tmp"))
     assert isinstance(found.inner.share, float)
 
 
 WRONG: list[tuple[Mapping[str, Any], str]] = [
     ({"count": 1, "cuont": 2}, r"here\.cuont: no such key; did you mean 'count'"),
     ({}, r"here\.count: a value is missing"),
-    ({"count": 0}, r"here\.count=0: must be greater than or equal to 1"),
     ({"count": 0, "name": 3}, r"here\.count=0: .*; here\.name=3: must be text"),
     ({"count": 2, "maybe": 1}, "here: maybe=1 is not above count=2"),
-    ({"count": "1"}, r"here\.count='1': must be a valid integer"),
+    ({"count": 1.0}, r"here\.count=1\.0: must be a valid integer"),
+    ({"count": 1, "pair": [True]}, r"here\.pair\[0\]=True"),
     ({"count": 1, "kind": "c"}, r"here\.kind='c': choices: 3, a, b"),
     ({"count": 1, "kind": True}, r"here\.kind=True"),
     ({"count": 1, "maybe": 0.5}, r"here\.maybe=0\.5: must be a valid integer"),
     ({"count": 1, "pair": [1, "two"]}, r"here\.pair\[1\]='two': must be a valid number"),
-    ({"count": 1, "pair": "12"}, r"here\.pair='12': must be a valid tuple"),
-    ({"count": 1, "table": {"a": None}}, r"here\.table\.a=None: must be a valid number"),
     ({"count": 1, "inner": {"shrae": 1}}, r"here\.inner\.shrae: no such key; did you mean 'share'"),
     ({"count": 1, "inner": 3}, r"here\.inner=3: must be .*Inner"),
     ({"count": 1, "pair": [float("nan")]}, r"here\.pair\[0\]=nan: .*finite"),
-    ({"count": 1, "place": 3}, r"here\.place=3: must be .*Path"),
 ]
 
 
@@ -235,10 +169,8 @@ def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: s
     ("target", "reason"),
     [
         (None, "must be written module.Class"),
-        ("nowhere", "must be written module.Class"),
         ("no.such.module", "cannot import"),
         ("pathlib.NoPath", "has no class NoPath"),
-        ("pathlib.Path", "not a checked dataclass"),
         ("os.system", "not a checked dataclass"),
         ("common.data.protocols.ClientSpec", "not a checked dataclass"),
     ],
@@ -247,20 +179,6 @@ def test_only_dataclasses_are_built(target: object, reason: str, monkeypatch: py
     monkeypatch.setattr(choices, "_OWN_NAMES", {target})
     with pytest.raises(ConfigError, match=reason):
         build({"_target_": target}, "method")
-
-
-@checked
-class Numbers:
-    real: float = 0.0
-    whole: int = 0
-    flag: bool = False
-
-
-def test_numbers_lose_nothing() -> None:
-    assert isinstance(Numbers(real=1).real, float)
-    for wrong in ({"whole": 1.0}, {"whole": True}, {"real": True}, {"flag": 0}, {"real": "1"}, {"real": math.inf}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Numbers(**wrong)
 
 
 @pytest.mark.parametrize("kind", [TrainSettings, RoundSettings])
@@ -295,17 +213,7 @@ RECORDED = [
         (["method=strategies.fedprox.FedProx"], {}),
         (["method=fedavg"], {"method": {"_target_": "strategies.fedavg.FedAvg", "weighting": "samples"}}),
     ],
-    ids=[
-        "nothing",
-        "a setting",
-        "another choice",
-        "the same choice",
-        "a mapping",
-        "an entry of a mapping",
-        "nested",
-        "same class",
-        "another method",
-    ],
+    ids=lambda value: " ".join(value) or "nothing",
 )
 def test_a_recorded_configuration_changes_in_what_is_overridden_alone(
     overrides: list[str], changes: dict[str, Any]
@@ -322,17 +230,10 @@ def test_a_recorded_configuration_changes_in_what_is_overridden_alone(
             expected["choices"][key] = overrides[0].partition("=")[2]
     assert changed_config(recorded, overrides) == expected
     assert recorded == load_settings(RECORDED).raw
-
-
-def test_settings_that_a_recorded_configuration_lacks_are_the_defaults() -> None:
-    recorded = deepcopy(dict(load_settings(RECORDED).raw))
-    del recorded["rounds"]["outliers"], recorded["privacy"]
-    assert changed_config(recorded, []) == load_settings(RECORDED).raw
-
-
-def test_an_unknown_key_for_a_recorded_configuration_is_named() -> None:
+    del expected["rounds"]["outliers"], expected["privacy"]
+    assert changed_config(expected, []) == changed_config(recorded, overrides), "what a record lacks is the default"
     with pytest.raises(ConfigError, match="momentun"):
-        changed_config(load_settings(RECORDED).raw, ["train.momentun=0.5"])
+        changed_config(recorded, ["train.momentun=0.5"])
 
 
 def test_changing_a_composition_does_not_change_the_cached_one() -> None:
@@ -346,13 +247,6 @@ def test_a_dictionary_is_given_anew_and_other_settings_stay() -> None:
     config = compose_config(["data=digits", "protocol=fpl_digits", f"protocol.counts={counts}"])
     assert config["protocol"]["counts"] == {"mnist": 3, "usps": 3, "mnist_m": 2}
     assert config["protocol"]["fraction"] == 0.01
-
-
-def test_settings_are_frozen() -> None:
-    settings = load_settings()
-    with pytest.raises(AttributeError):
-        settings.seed = 3  # type: ignore[misc]  # that is the point
-    assert replace(settings, seed=3).seed == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from support.toy import toy_settings
 from common.errors import PayloadError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.settings import load_settings
 from common.wire.messages import request_text
 from common.wire.payload import TRANSPORTS, Payload, cast_down, cast_up, encode
 from server.run.history import PARTS
@@ -93,20 +92,6 @@ def test_half_the_bytes_and_the_same_result_with_and_without_the_codec(method: s
             assert 0.5 * full[way][part] <= half[way][part] <= 0.51 * full[way][part]
     assert half["up"]["prototypes"] == full["up"]["prototypes"]
     assert tensor_bytes(runs["bfloat16", True]) == tensor_bytes(runs["bfloat16", False])
-
-
-@pytest.mark.parametrize("transport", HALVES)
-def test_a_resumed_run_is_bit_equal(transport: str, tmp_path: Path) -> None:
-    given = {"train": {"rounds": 3}, "rounds": {"transport": transport}}
-    whole = run(toy_settings("fedprox", tmp_path / "whole", **given))
-    run(toy_settings("fedprox", tmp_path / "parts", **given), stop_after=1)
-    parts = run(toy_settings("fedprox", tmp_path / "parts", resume=True, **given))
-    assert parts.sha256 == whole.sha256
-    assert tensor_bytes(parts) == tensor_bytes(whole)
-
-
-def test_the_transport_is_part_of_the_run() -> None:
-    assert len({load_settings(["method=fpl", f"rounds.transport={name}"]).identity for name in TRANSPORTS}) == 3
 
 
 # ---- recorded bytes ------------------------------------------------------------------------------------------------
