@@ -41,7 +41,7 @@ def test_images_are_kept_once_per_process_and_nets_are_loaded_in_place(tmp_path:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 1e-5), (0.0, 0.0), (0.5, 0.1)])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 1e-5), (0.0, 0.0)])
 def test_one_call_per_operation_changes_no_bit(momentum: float, decay: float, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"momentum": momentum, "weight_decay": decay})
     split = Toy().load("bright").train

