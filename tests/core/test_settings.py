@@ -30,6 +30,7 @@ MISTAKES = {
     "a word for a number": (["train.rounds=many"], "train.rounds='many': must be a valid integer"),
     "a fraction for a number": (["train.rounds=1.5"], "train.rounds=1.5: must be a valid integer"),
     "a word for true": (["resume=perhaps"], "resume: must be true, false or anyway; got 'perhaps'"),
+    "a number for true": (["resume=1"], "resume: must be true, false or anyway; got 1"),
     "true for a number": (["train.rounds=true"], "train.rounds=True: must be a valid integer"),
     "a choice": (["train.optimizer=sdg"], "did you mean 'sgd'"),
     "zero rounds": (["train.rounds=0"], "train.rounds=0: must be greater than or equal to 1"),
