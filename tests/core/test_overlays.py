@@ -46,9 +46,16 @@ FILE = overlay_text(
 
 
 @pytest.mark.parametrize(("group", "name"), FILES, ids=lambda value: value)
+def test_a_file_holds_settings_of_its_method_and_data_set(group: str, name: str) -> None:
+    overlay = find_overlay(group, name)
+    known = flat(compose_config([f"method={overlay.method}", f"data={overlay.data}"]))
+    assert name == f"{overlay.method}_on_{overlay.data}"
+    assert set(overlay.values) <= set(known)
+
+
+@pytest.mark.parametrize(("group", "name"), [FILES[0], FILES[-1]], ids=lambda value: value)
 def test_a_file_is_the_same_run_as_its_values_as_overrides(group: str, name: str) -> None:
     overlay = find_overlay(group, name)
-    assert name == f"{overlay.method}_on_{overlay.data}"
     words = [f"method={overlay.method}", f"data={overlay.data}"]
     words += [f"{key}={value!r}" for key, value in overlay.values.items()]
     assert compose_config([f"{group}={name}"]) == compose_config(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import torch
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from support.own_states import versions
 from support.runs import TouchedEngine, run
-from support.toy import DOMAINS, Toy, composed, toy_settings
+from support.toy import DOMAINS, Toy, toy_settings
 
 from client.device import Device
-from common.client_state import ClientStore, Version
+from common.client_state import ClientStore
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
@@ -26,7 +25,6 @@ from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.cli import main
-from server.engines.inline import InlineEngine
 from server.results.run import RunFolder
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from strategies.core.participants import Registry
@@ -35,7 +33,7 @@ CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
 
 
 def validating(method: str, output: Path, rounds: int = 3, **more: Any) -> RunSettings:
-    train = {"rounds": rounds, **more.pop("train", {})}
+    train = {"rounds": rounds, "local_steps": 1, **more.pop("train", {})}
     more["rounds"] = more.pop("rounds_", {})
     return toy_settings(method, output, overrides=("protocol.validation=0.2",), train=train, **more)
 
@@ -72,33 +70,17 @@ def test_each_class_gives_its_share_and_never_its_last_sample(counts: tuple[int,
             assert gave < count
 
 
-def test_the_choice_is_keyed_by_the_partition_s_seed_and_client() -> None:
-    held = domain(20, 20)
-
-    def chosen(seed: int, partition_seed: int | None, client: int = 0) -> list[int]:
-        protocol = OneClientPerDomain(validation=0.2, partition_seed=partition_seed)
-        return protocol.parts(held, ClientSpec("d", client), seed)[1].tolist()
-
-    assert chosen(1, 0) == chosen(2, 0)
-    assert chosen(1, None) == chosen(1, None) != chosen(2, None)
-
-
-def test_the_hash_of_a_split_counts_what_is_held_out() -> None:
+def test_the_choice_is_keyed_by_the_partition_s_seed_and_part_of_the_split_s_hash() -> None:
     held, client = domain(20, 20), ClientSpec("d", 0)
-    trained, validated = OneClientPerDomain(validation=0.2).parts(held, client, 0)
+
+    def parts(seed: int, partition_seed: int | None) -> list[torch.Tensor]:
+        return list(OneClientPerDomain(validation=0.2, partition_seed=partition_seed).parts(held, client, seed))
+
+    assert parts(1, 0)[1].tolist() == parts(2, 0)[1].tolist()
+    assert parts(1, None)[1].tolist() == parts(1, None)[1].tolist() != parts(2, None)[1].tolist()
+    trained, validated = parts(1, 0)
     labels = held.train.labels
     assert split_hash("d", client, trained, labels) != split_hash("d", client, trained, labels, validated)
-
-
-def test_no_validation_leaves_identities_and_splits_as_they_were(tmp_path: Path) -> None:
-    plain = composed("method=fedavg", "engine=inline", "train.device=cpu")
-    raw = {**plain.raw, "protocol": {key: plain.raw["protocol"][key] for key in plain.raw["protocol"]}}
-    del raw["protocol"]["validation"]
-    assert replace(plain, raw=raw).identity == plain.identity
-    held = load_settings(["method=fedavg", "engine=inline", "train.device=cpu", "protocol.validation=0.1"])
-    assert held.identity != plain.identity
-    data = Toy().load("bright")
-    assert torch.equal(OneClientPerDomain().parts(data, CLIENTS[0], 0)[0], torch.arange(len(data.train)))
 
 
 def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
@@ -108,10 +90,18 @@ def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
         OneClientPerDomain(validation=0.5).parts(domain(2), ClientSpec("d", 0), 0)
 
 
-@pytest.mark.parametrize("share", ["0.6", "-0.1", "1"])
-def test_a_share_out_of_range_is_refused(share: str) -> None:
-    with pytest.raises(ConfigError, match=r"protocol.validation="):
-        load_settings([f"protocol.validation={share}"])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("protocol.validation=0.6", "protocol.validation="),
+        ("protocol.validation=-0.1", "protocol.validation="),
+        ("rounds.test=false", "leaves nothing to score"),
+        ("rounds.metric=macro_f1", "protocol.validation=0 holds none out"),
+    ],
+)
+def test_settings_that_cannot_be(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_settings([override])
 
 
 def test_public_images_may_not_be_of_the_run_s_own_domains() -> None:
@@ -120,11 +110,6 @@ def test_public_images_may_not_be_of_the_run_s_own_domains() -> None:
     assert load_settings(words)
     with pytest.raises(ConfigError, match="choose another public set"):
         load_settings([*words, "protocol.validation=0.1"])
-
-
-def test_something_must_be_scored() -> None:
-    with pytest.raises(ConfigError, match="leaves nothing to score"):
-        load_settings(["rounds.test=false"])
 
 
 # ---- on the device ---------------------------------------------------------------------------------------------------
@@ -144,26 +129,12 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
     assert torch.equal(RunFolder(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
 
 
-def test_the_best_round_s_own_state_outlives_later_ones(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-
-    def save(position: int, best_before: int) -> list[int]:
-        past = Version(0, position - 1) if position > 1 else None
-        store.save(Version(0, position), {"w": torch.tensor(float(position))}, past, best_before)
-        return [version.position for version in store.versions()]
-
-    for position in range(1, 9):
-        kept = save(position, best_before=3)
-    assert kept == [2, 6, 7, 8]
-    assert save(9, best_before=8) == [7, 8, 9]
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpall", "fccl_plus"])
+@pytest.mark.parametrize("method", ["fedbn", "fedpall", "fccl_plus"])
 def test_every_client_scores_its_own_samples_in_the_same_exchange(method: str, tmp_path: Path) -> None:
-    settings = validating(method, tmp_path)
+    settings = validating(method, tmp_path, engine={"wire": True, "workers": 2})
     engine = TouchedEngine(settings)
     done = run(settings, engine)
     rows, tested = done.scores("validation"), done.scores("test")
@@ -182,44 +153,29 @@ def test_every_client_scores_its_own_samples_in_the_same_exchange(method: str, t
     by_round = {score.round: score.average for score in RunFolder(done.folder).round_scores}
     assert validated["average"] == by_round[chosen]
     assert best(tmp_path).state.round == chosen
-    plain = toy_settings(method, tmp_path / "plain", train={"rounds": 3})
-    usual = TouchedEngine(plain)
-    run(plain, usual)
-    assert len(engine.messages) == len(usual.messages), "validation costs no message of its own"
-
-
-def weights_scored(done: Any, number: int) -> Mapping[str, torch.Tensor]:
-    return next(
-        one.message.weights for one in done.messages if one.request.validate and one.request.round == number + 1
-    )
+    asked = [one.request for one in engine.messages if one.request.validate]
+    assert all(request.train or request.score for request in asked), "validation costs no message of its own"
 
 
 def test_the_best_round_s_state_is_the_one_that_was_scored(tmp_path: Path) -> None:
-    settings = validating("fedavg", tmp_path, rounds=4, train={"learning_rate": 0.3})
+    settings = validating("fedavg", tmp_path, train={"learning_rate": 0.3})
     done = run(settings, TouchedEngine(settings))
-    kept = best(tmp_path)
-    sent = weights_scored(done, kept.state.round)
-    assert all(torch.equal(kept.state.weights[name], sent[name]) for name in sent)
+    kept = best(tmp_path).state
+    validating_it = (one for one in done.messages if one.request.validate and one.request.round == kept.round + 1)
+    sent = next(validating_it).message.weights
+    assert all(torch.equal(kept.weights[name], sent[name]) for name in sent)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedpall"])
+@pytest.mark.parametrize("method", ["fedrep", "fedpall"])
 def test_a_run_that_goes_on_chooses_the_same_round(method: str, tmp_path: Path) -> None:
-    whole = run(validating(method, tmp_path / "whole", rounds=4))
-    parted = validating(method, tmp_path / "parted", rounds=4)
+    by_f1: dict[str, Any] = {"rounds": 4, "rounds_": {"metric": "macro_f1"}}
+    whole = run(validating(method, tmp_path / "whole", **by_f1))
+    parted = validating(method, tmp_path / "parted", **by_f1)
     run(parted, stop_after=2)
     again = run(replace(parted, resume=True))
     assert again.scores("validation") == whole.scores("validation")
     assert again.summary["validation"] == whole.summary["validation"]
     assert best(again.folder).state.sha256() == best(whole.folder).state.sha256()
-
-
-def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_best_round(tmp_path: Path) -> None:
-    run(validating("fedavg", tmp_path))
-    again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
-    assert not Checkpoints(tmp_path / "checkpoint", kind=BEST).series.numbers()
-    assert "validated" not in again.summary["scores"]
-    assert "validation" not in again.summary
-    assert again.scores("validation") == []
 
 
 def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
@@ -237,22 +193,12 @@ def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
     assert [version.position for version in kept] == [1, 5, 6, 7]
 
 
-def test_the_engine_and_the_wire_make_no_difference(tmp_path: Path) -> None:
-    one = run(validating("fpl", tmp_path / "one"))
-    other = validating("fpl", tmp_path / "other", engine={"wire": True, "workers": 3})
-    two = run(other, InlineEngine(other))
-    assert (one.sha256, one.summary["validation"]) == (two.sha256, two.summary["validation"])
-    assert one.scores("validation") == two.scores("validation")
-    assert best(tmp_path / "one").state.sha256() == best(tmp_path / "other").state.sha256()
-
-
 def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Any, domain: Domain) -> Split:
         raise AssertionError("the test split was read")
 
     monkeypatch.setattr(OneClientPerDomain, "test_split", read)
-    words = ("protocol.validation=0.2",)
-    done = run(toy_settings("fedavg", tmp_path, overrides=words, train={"rounds": 3}, rounds={"test": False}))
+    done = run(validating("fedavg", tmp_path, rounds_={"test": False}))
     assert done.scores("test") == []
     assert len({row["round"] for row in done.scores("validation")}) == 4
     assert done.summary["average"] is None
@@ -261,27 +207,30 @@ def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.M
 
 # ---- what clients may report -----------------------------------------------------------------------------------------
 
-LIES = {
-    "more images than registered": ({"count": 500, "correct": 500}, "counts 500 images; 5 were registered"),
-    "more correct than there are": ({"correct": 6}, "claims 6 correct of 5"),
-    "fewer images": ({"count": 2, "correct": 2}, "counts 2 images; 5 were registered"),
-    "another domain": ({"domain": "noisy"}, "is of noisy; the client holds dark"),
-    "no loss": ({"loss": -1.0}, "has loss -1"),
-}
+LIES: list[tuple[dict[str, Any], str]] = [
+    ({"count": 500, "correct": 500}, "counts 500 images; 5 were registered"),
+    ({"correct": 6}, "claims 6 correct of 5"),
+    ({"count": 2, "correct": 2}, "counts 2 images; 5 were registered"),
+    ({"domain": "noisy"}, "is of noisy; the client holds dark"),
+    ({"loss": -1.0}, "has loss -1"),
+]
 
 
-@pytest.mark.parametrize(("changes", "reason"), LIES.values(), ids=LIES)
-def test_what_cannot_be_is_refused(changes: Mapping[str, Any], reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """A client tells one lie a round, after a round without."""
+
     def lying(request: Request, payload: Payload) -> Payload:
-        if request.client != "dark-0" or request.round != 2:
+        if request.client != "dark-0" or request.round not in range(2, 2 + len(LIES)):
             return payload
-        return replace(payload, header={**payload.header, "validation": {**payload.header["validation"], **changes}})
+        score = {**payload.header["validation"], **LIES[request.round - 2][0]}
+        return replace(payload, header={**payload.header, "validation": score})
 
-    settings = validating("fedavg", tmp_path)
+    settings = validating("fedavg", tmp_path, rounds=1 + len(LIES))
     done = run(settings, TouchedEngine(settings, edit=lying))
     refused = [row for row in done.replies() if row["status"] == "refused"]
-    assert [(row["client"], row["round"]) for row in refused] == [("dark-0", "2")]
-    assert reason in refused[0]["reason"]
+    assert [(row["client"], int(row["round"])) for row in refused] == [("dark-0", 2 + k) for k in range(len(LIES))]
+    for row, (_, reason) in zip(refused, LIES, strict=True):
+        assert reason in row["reason"]
     assert [row["client"] for row in done.scores("validation") if row["round"] == "1"] == ["bright-0", "noisy-0"]
 
 
@@ -290,11 +239,10 @@ def test_a_score_comes_if_and_only_if_it_was_asked_for(asked: bool, tmp_path: Pa
     score = None if asked else {"domain": "dark", "count": 5, "correct": 5, "loss": 0.0}
 
     def other(request: Request, payload: Payload) -> Payload:
-        return replace(
-            payload, header={**payload.header, "validation": score} if request.client == "dark-0" else payload.header
-        )
+        header = {**payload.header, "validation": score}
+        return replace(payload, header=header) if request.client == "dark-0" else payload
 
-    settings = validating("fedavg", tmp_path) if asked else toy_settings("fedavg", tmp_path)
+    settings = validating("fedavg", tmp_path, rounds=1) if asked else toy_settings("fedavg", tmp_path)
     done = run(settings, TouchedEngine(settings, edit=other))
     assert done.summary["answers"]["refused"] > 0
 
@@ -361,16 +309,10 @@ def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_pat
         assert chosen != max(rounds_by("accuracy", done), key=lambda number: rounds_by("accuracy", done)[number])
 
 
-def test_a_resumed_run_chooses_the_same_round_and_its_row_is_marked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more: dict[str, Any] = {"rounds": 4, "rounds_": {"metric": "macro_f1"}}
-    whole = run(validating("fedavg", tmp_path / "runs/whole", **more))
-    run(validating("fedavg", tmp_path / "again", **more), stop_after=2)
-    again = run(validating("fedavg", tmp_path / "again", resume=True, **more))
-    assert (again.sha256, again.summary["scores"]) == (whole.sha256, whole.summary["scores"])
-    plain = run(validating("fedavg", tmp_path / "runs/plain", rounds=4))
-    assert plain.sha256 == whole.sha256
+def test_the_metric_changes_no_state_and_its_row_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = run(validating("fedavg", tmp_path / "runs/whole", rounds_={"metric": "macro_f1"}))
+    plain = run(validating("fedavg", tmp_path / "runs/plain"))
+    assert plain.sha256 == chosen.sha256
     assert main(["table", str(tmp_path / "runs"), "--rule", "validated"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "metric accuracy (fedavg, metric=accuracy), macro_f1 (fedavg, metric=macro_f1)" in shown
@@ -384,21 +326,11 @@ def test_a_metric_needs_counts_that_fit(tmp_path: Path) -> None:
         score = {**payload.header["validation"], "confusion": [[1]]}
         return replace(payload, header={**payload.header, "validation": score})
 
-    settings = validating("fedavg", tmp_path / "run", rounds_={"metric": "macro_f1"})
+    settings = validating("fedavg", tmp_path / "run", rounds=1, rounds_={"metric": "macro_f1"})
     done = run(settings, TouchedEngine(settings, edit=without))
-    reasons = {row["reason"] for row in done.replies() if row["status"] == "refused"}
-    (reason,) = reasons
+    (reason,) = {row["reason"] for row in done.replies() if row["status"] == "refused"}
     assert "confusion counts" in reason
     assert "rounds.metric=macro_f1" in reason
-
-
-def test_a_metric_without_validation_samples_is_refused_and_the_default_changes_no_identity() -> None:
-    with pytest.raises(ConfigError, match=r"protocol.validation=0 holds none out"):
-        load_settings(["rounds.metric=macro_f1"])
-    settings = load_settings(["protocol.validation=0.1"])
-    rounds = {key: value for key, value in settings.raw["rounds"].items() if key != "metric"}
-    assert replace(settings, raw={**settings.raw, "rounds": rounds}).identity == settings.identity
-    assert load_settings(["protocol.validation=0.1", "rounds.metric=macro_f1"]).identity != settings.identity
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -426,11 +358,7 @@ def test_the_validated_round_is_scored_on_test() -> None:
     held_out = [RoundScore(number, {"a": value}) for number, value in ((1, 10.0), (2, 20.0), (3, 30.0))]
     rules = summarise(tested, 2, held_out)
     assert (rules["validated"]["round"], rules["validated"]["average"]) == (3, 40.0)
-    assert {name: rule["validation"] for name, rule in rules.items()} == {
-        "final": 30.0,
-        "last_n": 25.0,
-        "best_round": 20.0,
-        "validated": 30.0,
-    }
+    expected = {"final": 30.0, "last_n": 25.0, "best_round": 20.0, "validated": 30.0}
+    assert {name: rule["validation"] for name, rule in rules.items()} == expected
     assert "validated" not in summarise(tested, 2)
     assert "validated" not in summarise(tested[:2], 2, held_out), "its best round was not scored on test"
