@@ -1,9 +1,9 @@
-"""Averages: in float64, by samples, the same in any order of arrival."""
+"""Averages: in float64, by samples."""
 
 from __future__ import annotations
 
 import hashlib
-from itertools import permutations
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.numerics import derive, generator, numpy_generator
-from strategies.core.aggregation import Mean, average, cap_samples, cap_shares
-from strategies.core.method import Client, Update
+from strategies.core.aggregation import average, cap_shares
 from strategies.parts.edits import add_linear, pull_towards
 
 
@@ -35,14 +34,6 @@ def test_an_average_in_loops(samples: list[int], seed: int) -> None:
         assert found[name].dtype == given_states[0][name].dtype
         assert torch.allclose(found[name].double(), expected, atol=tolerance, rtol=tolerance)
     assert int(found["n"]) == (len(samples) - 1) // 2
-
-
-def test_equal_states_average_to_themselves_exactly() -> None:
-    one = states(1)[0]
-    for samples in ([1, 1, 1], [600, 72, 732], [3, 1, 7]):
-        found = average([one] * 3, samples)
-        assert torch.allclose(found["w"], one["w"], rtol=2e-7, atol=0)
-    assert torch.equal(average([one], [17])["w"], one["w"])
 
 
 def test_sums_are_in_double_precision() -> None:
@@ -91,28 +82,6 @@ def test_what_cannot_be_averaged(parts: list[dict[str, torch.Tensor]], weights: 
         average(parts, weights)
 
 
-def test_names_that_differ_are_an_error_not_an_average() -> None:
-    with pytest.raises(KeyError):
-        average([{"a": torch.ones(1)}, {"b": torch.ones(1)}], [1, 1])
-    with pytest.raises(ValueError, match="zip"):
-        average(states(2), [1])
-
-
-def updates() -> list[Update]:
-    clients = [
-        Client(f"{domain}-0", domain, samples, (samples,)) for domain, samples in (("a", 10), ("b", 30), ("c", 7))
-    ]
-    return [Update(state, client=client) for client, state in zip(clients, states(3), strict=True)]
-
-
-def test_sorted_by_client_the_order_of_arrival_does_not_matter() -> None:
-    found = {
-        Mean().average(sorted(order, key=lambda update: update.client.id))["w"].numpy().tobytes()
-        for order in permutations(updates())
-    }
-    assert len(found) == 1
-
-
 # ---- gradient edits --------------------------------------------------------------------------------------------------
 
 
@@ -125,28 +94,28 @@ def net() -> nn.Sequential:
     return made
 
 
-def test_a_proximal_term_is_its_gradient() -> None:
+def distance(model: nn.Sequential, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum((value - tensors[name]).square().sum() for name, value in model.named_parameters())
+
+
+def inner(model: nn.Sequential, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum((value * tensors[name]).sum() for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("edit", "coefficient", "term", "factor"),
+    [(pull_towards, 0.3, distance, 0.15), (add_linear, -0.7, inner, -0.7)],
+)
+def test_an_edit_is_the_gradient_of_its_term(
+    edit: Callable[..., None], coefficient: float, term: Callable[..., torch.Tensor], factor: float
+) -> None:
     by_edit, by_graph = net(), net()
     draws = generator(0, "reference")
-    reference = {name: torch.randn(value.shape, generator=draws) for name, value in by_edit.named_parameters()}
+    tensors = {name: torch.randn(value.shape, generator=draws) for name, value in by_edit.named_parameters()}
     images = torch.randn(5, 3, generator=draws)
     by_edit(images).square().sum().backward()
-    pull_towards(by_edit, reference, 0.3)
-    penalty = sum((value - reference[name]).square().sum() for name, value in by_graph.named_parameters())
-    (by_graph(images).square().sum() + 0.15 * penalty).backward()
-    for mine, theirs in zip(by_edit.parameters(), by_graph.parameters(), strict=True):
-        assert torch.allclose(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4)
-
-
-def test_a_linear_term_is_its_gradient() -> None:
-    by_edit, by_graph = net(), net()
-    draws = generator(0, "direction")
-    direction = {name: torch.randn(value.shape, generator=draws) for name, value in by_edit.named_parameters()}
-    images = torch.randn(5, 3, generator=draws)
-    by_edit(images).square().sum().backward()
-    add_linear(by_edit, direction, -0.7)
-    inner = sum((value * direction[name]).sum() for name, value in by_graph.named_parameters())
-    (by_graph(images).square().sum() - 0.7 * inner).backward()
+    edit(by_edit, tensors, coefficient)
+    (by_graph(images).square().sum() + factor * term(by_graph, tensors)).backward()
     for mine, theirs in zip(by_edit.parameters(), by_graph.parameters(), strict=True):
         assert torch.allclose(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4)
 
@@ -186,11 +155,3 @@ def test_the_streams_are_those_of_every_other_machine() -> None:
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=8))
 def test_a_largest_share_of_1_leaves_every_share_as_it_is(shares: list[float]) -> None:
     assert cap_shares(shares, 1.0) == shares
-
-
-@pytest.mark.parametrize("samples", [(80, 10, 10), (1, 1, 10**6), (5,), (3, 3, 3, 3)])
-def test_a_largest_share_of_1_leaves_every_update_as_it_is(samples: tuple[int, ...]) -> None:
-    clients = [Client(f"c-{place}", "c", count, (count,)) for place, count in enumerate(samples)]
-    updates = [Update({"w": torch.ones(1)}, client=client) for client in clients]
-    capped = cap_samples(updates, clients, 1.0)
-    assert all(ours is theirs for ours, theirs in zip(capped, updates, strict=True))

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.exchanges import device_of, request_to
-from support.own_states import own_state, versions
+from support.own_states import versions
 from support.toy import toy_settings
 
 from client.device import kept_versions
 from common.client_state import ClientStore, Version
 from common.errors import DataError, PayloadError
 from common.wire.messages import OwnVersion
+from strategies.core.federation import Federation
 
 
 def value(store: ClientStore, version: Version) -> float:
@@ -28,10 +29,6 @@ def save(store: ClientStore, position: int, past: int | None = None, attempt: in
     return version
 
 
-def positions(store: ClientStore) -> list[tuple[int, int]]:
-    return [tuple(version) for version in store.versions()]
-
-
 # ---- the files -------------------------------------------------------------------------------------------------------
 
 
@@ -44,21 +41,30 @@ def test_only_the_version_that_is_named_is_read(tmp_path: Path) -> None:
     assert store.load(None) == ({}, False), "none of its replies has counted"
 
 
-def test_what_did_not_count_is_dropped_and_what_did_stays(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-    save(store, 1)
-    for position in range(2, 9):  # each is lost after it was saved
-        save(store, position, past=1)
-        assert positions(store) == [(0, 1), (0, position)]
-    save(store, 9, past=8)
-    assert positions(store) == [(0, 1), (0, 8), (0, 9)]
+SAVES: dict[str, tuple[list[dict[str, int]], list[tuple[int, int]]]] = {
+    "lost after they were saved": (
+        [{"position": 1}, {"position": 2, "past": 1}, {"position": 3, "past": 1}, {"position": 4, "past": 1}],
+        [(0, 1), (0, 4)],
+    ),
+    "the first reply was lost": ([{"position": 1}, {"position": 2}], [(0, 2)]),
+    "a resumed run goes back": (
+        [
+            *({"position": 1}, {"position": 2, "past": 1}, {"position": 3, "past": 2}),
+            *({"position": 2, "past": 1, "attempt": 7}, {"position": 3, "past": 2, "attempt": 8, "before": 7}),
+        ],
+        [(0, 1), (7, 2), (8, 3)],
+    ),
+}
+"""What is saved one after the other, and the versions that remain."""
 
 
-def test_a_first_reply_that_did_not_count_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", SAVES)
+def test_what_did_not_count_is_dropped_and_what_did_stays(case: str, tmp_path: Path) -> None:
     store = ClientStore(tmp_path)
-    save(store, 1)
-    save(store, 2)
-    assert positions(store) == [(0, 2)]
+    saves, remaining = SAVES[case]
+    for fields in saves:
+        save(store, **fields)
+    assert store.versions() == remaining
 
 
 def test_a_repeated_request_replaces_its_own_version(tmp_path: Path) -> None:
@@ -67,17 +73,7 @@ def test_a_repeated_request_replaces_its_own_version(tmp_path: Path) -> None:
     save(store, 2, past=1)
     store.save(Version(0, 2), {"w": torch.tensor(-2.0)}, Version(0, 1))
     assert value(store, Version(0, 2)) == -2
-    assert positions(store) == [(0, 1), (0, 2)]
-
-
-def test_a_resumed_run_goes_back_and_the_discarded_attempt_is_dropped(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-    for position in (1, 2, 3):
-        save(store, position, past=position - 1 or None)
-    save(store, 2, past=1, attempt=7)
-    assert positions(store) == [(0, 1), (7, 2)]
-    save(store, 3, past=2, attempt=8, before=7)
-    assert positions(store) == [(0, 1), (7, 2), (8, 3)]
+    assert store.versions() == [(0, 1), (0, 2)]
 
 
 @pytest.mark.parametrize("late", [Version(0, 3), Version(0, 1), Version(7, 1)], ids=str)
@@ -85,18 +81,18 @@ def test_a_delayed_request_is_refused_and_changes_nothing(late: Version, tmp_pat
     store = ClientStore(tmp_path)
     save(store, 1)
     save(store, 2, past=1, attempt=7)
-    before = positions(store)
+    before = store.versions()
     with pytest.raises(PayloadError, match=r"answered a later request \(state-7-000002.safetensors\)"):
         store.save(late, {"w": torch.zeros(())}, Version(0, 1))
-    assert positions(store) == before
+    assert store.versions() == before
 
 
-@pytest.mark.parametrize("kept", [2, 3, 6])
+@pytest.mark.parametrize("kept", [2, 6])
 def test_only_the_last_versions_are_kept(kept: int, tmp_path: Path) -> None:
     store = ClientStore(tmp_path, kept)
     for position in range(1, 20):
         save(store, position, past=position - 1 or None)
-    assert positions(store) == [(0, position) for position in range(20 - kept, 20)]
+    assert store.versions() == [(0, position) for position in range(20 - kept, 20)]
 
 
 @pytest.mark.parametrize(("method", "checkpoints", "expected"), [("moon", 2, 3), ("moon", 5, 6), ("rucr", 2, 6)])
@@ -119,16 +115,11 @@ def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
 # ---- loss and damage -------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_is_missing_among_others_is_an_error(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-    save(store, 1)
-    with pytest.raises(DataError, match=r"counted last is not there: .*state-0-000005.*or delete"):
-        store.load(Version(0, 5))
-
-
-def test_a_damaged_version_is_an_error(tmp_path: Path) -> None:
+def test_a_version_that_is_missing_among_others_or_damaged_is_an_error(tmp_path: Path) -> None:
     store = ClientStore(tmp_path)
     path = store.path(save(store, 1))
+    with pytest.raises(DataError, match=r"counted last is not there: .*state-0-000005.*or delete"):
+        store.load(Version(0, 5))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(DataError, match="counted last is damaged"):
         store.load(Version(0, 1))
@@ -156,34 +147,11 @@ def test_a_message_names_exchanges_by_their_names() -> None:
 
 def test_who_only_scores_keeps_nothing_and_may_be_behind(tmp_path: Path) -> None:
     settings = toy_settings("moon", tmp_path)
-    device, message = device_of(settings), _initial(settings)
+    federation = Federation(settings)
+    federation.begin(1, "train")
+    device, message = device_of(settings), federation.message(federation.initial_state())
     device.answer(request_to(settings, round=3), message)
     assert device.answer(request_to(settings, round=2, train=False), message).header["kept"] is False
     with pytest.raises(PayloadError, match="answered a later request"):
         device.answer(request_to(settings, round=2), message)
     assert versions(tmp_path / "device") == [Version(0, 3)]
-
-
-def test_a_method_without_a_state_keeps_no_file_and_says_so(tmp_path: Path) -> None:
-    for method, kept in (("fedavg", False), ("moon", True)):
-        settings = toy_settings(method, tmp_path / method)
-        message = _initial(settings)
-        header = device_of(settings).answer(request_to(settings, attempt=5), message).header
-        assert (header["kept"], header["lost"], header["attempt"]) == (kept, False, 5)
-        assert bool(versions(tmp_path / method / "device")) == kept
-
-
-def test_a_device_that_never_had_the_version_starts_without_and_says_so(tmp_path: Path) -> None:
-    settings = toy_settings("fedrep", tmp_path)
-    past = OwnVersion(round=1, exchange="train", attempt=0)
-    header = device_of(settings).answer(request_to(settings, round=2, own=past), _initial(settings)).header
-    assert (header["kept"], header["lost"]) == (True, True)
-    assert own_state(tmp_path / "device", before=2) == {}
-
-
-def _initial(settings: object) -> object:
-    from strategies.core.federation import Federation
-
-    federation = Federation(settings)  # type: ignore[arg-type]  # a test's settings
-    federation.begin(1, "train")
-    return federation.message(federation.initial_state())
