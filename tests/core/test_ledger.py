@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.exchanges import request_to
 from support.runs import Recorded, TouchedEngine, run
 from support.toy import CLASSES, Toy, toy_settings
 
@@ -33,6 +34,7 @@ from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
+from strategies.core.federation import Federation
 
 COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
 SYSTEM = "privacy.randomness=system"
@@ -53,11 +55,11 @@ def device_of(settings: RunSettings, folder: Path, budget: Budget | None = None,
     )
 
 
-def asked(settings: RunSettings) -> list[Recorded]:
-    """The requests to train that a run sends to ``bright-0``."""
-    engine = TouchedEngine(settings)
-    run(settings, engine)
-    return [item for item in engine.messages if item.request.client == BRIGHT.id and item.request.train]
+def asked(settings: RunSettings, **changes: Any) -> Recorded:
+    """A run's first request to ``bright-0``, with ``changes`` to it."""
+    federation = Federation(settings)
+    federation.begin(1, "train")
+    return Recorded(request_to(settings, **changes), federation.message(federation.initial_state()), None)
 
 
 # ---- the ledger ------------------------------------------------------------------------------------------------------
@@ -114,8 +116,8 @@ def test_a_device_that_is_killed_before_it_sends_has_counted(tmp_path: Path) -> 
 
 
 def test_an_update_is_counted_before_it_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = private(tmp_path / "run", train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run")
+    item = asked(settings)
     device = device_of(settings, tmp_path / "own")
 
     def dies(*_: object) -> None:
@@ -130,13 +132,12 @@ def test_an_update_is_counted_before_it_is_encoded(tmp_path: Path, monkeypatch: 
 
 def test_the_count_survives_what_a_resumed_run_undoes(tmp_path: Path) -> None:
     """The server falls back to the first round, and asks for the second again: three releases, not two."""
-    settings = private(tmp_path / "run", train={"rounds": 2})
-    first, second = asked(settings)
-    folder = tmp_path / "own"
-    counts = [
-        device_of(settings, folder).answer(item.request, item.message).header["releases"]
-        for item in (first, second, second)
-    ]
+    settings = private(tmp_path / "run")
+    counts: list[int] = []
+    for number in (1, 2, 2):
+        item = asked(settings, round=number)
+        answer = device_of(settings, tmp_path / "own").answer(item.request, item.message)
+        counts.append(answer.header["releases"])
     assert counts == [1, 2, 3]
 
 
@@ -156,19 +157,18 @@ def answered(device: Device, item: Recorded, times: int) -> int:
 @pytest.mark.parametrize("own", [True, False], ids=["the device's own", "the run's"])
 def test_a_device_answers_as_often_as_its_budget_allows(own: bool, tmp_path: Path) -> None:
     """Without one it answered 300 requests for one round."""
-    settings = private(tmp_path / "run", *([] if own else ["privacy.max_releases=4"]), train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run", *([] if own else ["privacy.max_releases=4"]))
+    item = asked(settings)
     device = device_of(settings, tmp_path / "own", Budget(4) if own else None)
     assert answered(device, item, 30) == 4
 
 
 def test_the_stricter_budget_counts_and_a_new_run_begins_with_what_is_left(tmp_path: Path) -> None:
-    settings = private(tmp_path / "run", "privacy.max_releases=5", train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run", "privacy.max_releases=5")
+    item = asked(settings)
     assert answered(device_of(settings, tmp_path / "own", Budget(3)), item, 9) == 3
-    other = private(tmp_path / "other", "privacy.max_releases=5", train={"rounds": 1}, seed=7)
-    (later,) = asked(other)
-    assert later.request.run != item.request.run
+    other = private(tmp_path / "other", "privacy.max_releases=5", seed=7)
+    later = asked(other, run="other")
     assert answered(device_of(other, tmp_path / "own", Budget(3)), later, 9) == 0
     assert answered(device_of(other, tmp_path / "own"), later, 9) == 2
 
@@ -187,8 +187,8 @@ def test_epsilon_is_counted_over_runs_of_different_noise(tmp_path: Path) -> None
 
 def test_a_device_stops_at_its_epsilon_for_any_delta_that_the_server_sends(tmp_path: Path) -> None:
     limit = epsilon([1.0, 1.0], 3, 1e-5) + 0.01
-    settings = private(tmp_path / "run", "privacy.delta=0.5", "privacy.max_epsilon=1000", train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run", "privacy.delta=0.5", "privacy.max_epsilon=1000")
+    item = asked(settings)
     assert answered(device_of(settings, tmp_path / "own", Budget(None, limit)), item, 9) == 3
 
 
@@ -203,8 +203,8 @@ BARE = {
 @pytest.mark.parametrize("case", BARE)
 def test_a_device_with_an_epsilon_takes_part_in_nothing_without_noise(case: str, tmp_path: Path) -> None:
     """The settings are the server's: one that wants the images would send others."""
-    settings = toy_settings("fpl", tmp_path / "run", overrides=BARE[case], train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = toy_settings("fpl", tmp_path / "run", overrides=BARE[case])
+    item = asked(settings)
     device = device_of(settings, tmp_path / "own", Budget(None, 8.0), allows_keyed=True)
     for call in (device.register, lambda: device.answer(item.request, item.message)):
         with pytest.raises(PrivacyError, match=r"privacy\.max_epsilon=8 allows no update without noise"):
@@ -217,8 +217,8 @@ def test_a_run_with_an_epsilon_begins_with_nothing_without_noise(tmp_path: Path)
 
 
 def test_updates_without_noise_count_where_the_device_limits_updates(tmp_path: Path) -> None:
-    settings = toy_settings("fpl", tmp_path / "run", train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = toy_settings("fpl", tmp_path / "run")
+    item = asked(settings)
     device = device_of(settings, tmp_path / "own", Budget(2))
     assert device.answer(item.request, item.message).header["releases"] == 0
     assert answered(device, item, 9) == 1
@@ -227,8 +227,8 @@ def test_updates_without_noise_count_where_the_device_limits_updates(tmp_path: P
 
 
 def test_a_budget_in_epsilon_is_refused_without_the_accountant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = private(tmp_path / "run", SYSTEM, train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run", SYSTEM)
+    item = asked(settings)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     device = device_of(settings, tmp_path / "own", Budget(None, 8.0))
     for call in (device.register, lambda: device.answer(item.request, item.message)):
@@ -345,10 +345,10 @@ def test_a_private_device_needs_a_ledger(tmp_path: Path) -> None:
     "name", ["../x", ".privacy", "a/b", "", "x" * 101], ids=["up", "ledger", "path", "none", "long"]
 )
 def test_a_run_cannot_be_named_like_a_path(name: str, tmp_path: Path) -> None:
-    settings = private(tmp_path / "run", train={"rounds": 1})
-    (item,) = asked(settings)
+    settings = private(tmp_path / "run")
+    item = asked(settings, run=name)
     with pytest.raises(PayloadError, match=r"run.s id"):
-        device_of(settings, tmp_path / "own").answer(replace(item.request, run=name), item.message)
+        device_of(settings, tmp_path / "own").answer(item.request, item.message)
 
 
 # ---- a SuperNode -----------------------------------------------------------------------------------------------------
