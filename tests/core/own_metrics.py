@@ -1,4 +1,4 @@
-"""Metrics of a user's own, as docs/add-a-metric.md has them; and wrong ones."""
+"""A metric of a user's own, as docs/add-a-metric.md has one; and a wrong one."""
 
 from __future__ import annotations
 
@@ -75,31 +75,3 @@ class Wrong(gf.OwnMetric):
         if self.kind == "raises later" and sums["images"] > 10:
             raise KeyError("nothing")
         return {"mine": sums["images"]}
-
-
-@gf.checked
-class TakenName(Wrong):
-    """A metric that is named as another one."""
-
-    measures: ClassVar[Mapping[str, gf.Measure]] = {"macro_f1": gf.Measure("mine")}
-
-
-@gf.checked
-class OddName(Wrong):
-    """A metric with a name that is no column."""
-
-    measures: ClassVar[Mapping[str, gf.Measure]] = {"my score": gf.Measure("mine")}
-
-
-@gf.checked
-class NoSums(Wrong):
-    """A metric without sums."""
-
-    sum_names = ()
-
-
-@gf.checked
-class NoMeasure(Wrong):
-    """A metric described by text."""
-
-    measures: ClassVar[Mapping[str, gf.Measure]] = {"mine": "mine"}  # type: ignore[dict-item]  # the mistake

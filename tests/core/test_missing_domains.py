@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
-from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, best_round, named_missing, states, summarise
+from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, named_missing, states, summarise
 from common.scores import round_scores, scores_by_values
-from common.settings import load_settings
+from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.trackers.events import describe, plain_lines
@@ -46,33 +45,40 @@ def missing_lines(done: Run) -> list[tuple[int, str, str]]:
 # ---- devices that do not score ---------------------------------------------------------------------------------------
 
 
-def test_a_device_that_declines_to_score_is_reported_and_the_score_is_partial(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
-    done = run(settings, TouchedEngine(settings, edit=silent("dark-0", [3])))
+@pytest.fixture(scope="module")
+def declined(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSettings, Run]:
+    """Three rounds; the dark device answers without its scores from the second on."""
+    settings = toy_settings("fedavg", tmp_path_factory.mktemp("declined"), train={"rounds": 3})
+    return settings, run(settings, TouchedEngine(settings, edit=silent("dark-0", [2, 3])))
+
+
+def test_a_device_that_declines_to_score_is_reported_and_the_score_is_partial(
+    declined: tuple[RunSettings, Run],
+) -> None:
+    done = declined[1]
     summary = done.summary
     assert summary["partial"] is True
-    assert summary["missing"] == {"dark": 2}
+    assert summary["missing"] == {"dark": 1}
     assert set(summary["accuracy"]) == {"bright", "noisy"}
-    assert summary["scores"]["final"]["missing"] == {"dark": 2}
-    assert summary["scores"]["last_n"]["missing"] == {"dark": 2}
-    assert summary["scores"]["best_round"]["missing"] == {}, "a whole round is there to choose"
-    assert summary["scores"]["best_round"]["round"] < 3
-    assert missing_lines(done) == [(3, "dark-0", "dark")]
+    for rule, round_number, missing in (("final", 3, {"dark": 1}), ("best_round", 1, {})):
+        assert (summary["scores"][rule]["round"], summary["scores"][rule]["missing"]) == (round_number, missing)
+    assert summary["scores"]["last_n"]["missing"] == {"dark": 1}
+    assert missing_lines(done) == [(2, "dark-0", "dark"), (3, "dark-0", "dark")]
     assert summary["answers"]["refused"] == 0, "what it trained counts"
-    assert by_name(done, "score")[-1]["missing"] == {"dark": 2}
-    assert by_name(done, "finish")[0]["missing"] == {"dark": 2}
+    assert by_name(done, "score")[-1]["missing"] == {"dark": 1}
+    assert by_name(done, "finish")[0]["missing"] == {"dark": 1}
+    assert by_name(done, "start")[0]["test"] == dict.fromkeys(DOMAINS, 1)
 
 
 def test_what_a_terminal_shows_names_what_is_missing_and_since_when(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    declined: tuple[RunSettings, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
-    done = run(settings, TouchedEngine(settings, edit=silent("dark-0", [2, 3])))
+    settings, done = declined
     show = plain_lines(settings)
     for name, entry in done.events:
         show(name, entry)
     lines = capsys.readouterr().out.splitlines()
-    assert sum("dark-0 did not score dark: it answered without the score" in line for line in lines) == 2
+    assert sum("dark-0 did not score dark: " in line for line in lines) == 2
     scores = [line for line in lines if "average" in line]
     assert ["PARTIAL, without dark (last scored in round 1)" in line for line in scores] == [False, False, True, True]
     (end,) = [line for line in lines if "finished after round 3" in line]
@@ -80,18 +86,15 @@ def test_what_a_terminal_shows_names_what_is_missing_and_since_when(
 
 
 def test_a_client_that_is_gone_from_a_round_on_leaves_a_partial_score(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 4}, rounds={"last_rounds": 2})
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, rounds={"last_rounds": 2})
     gone = TouchedEngine(settings, failing=lambda request: request.client == "noisy-0" and request.round > 2)
     done = run(settings, gone)
-    scores = done.summary["scores"]
     assert done.summary["missing"] == {"noisy": 1}
-    assert (scores["final"]["round"], scores["final"]["missing"]) == (4, {"noisy": 1})
-    assert scores["last_n"]["missing"] == {"noisy": 1}
-    assert "noisy" not in scores["last_n"]["accuracy"]
-    assert (scores["best_round"]["round"], scores["best_round"]["missing"]) == (1, {})
-    assert missing_lines(done) == [(number, "noisy-0", "noisy") for number in (2, 3, 4)]
-    reasons = [entry["status"] for entry in by_name(done, "score missing")]
-    assert reasons == ["failed"] * 3
+    last = done.summary["scores"]["last_n"]
+    assert last["missing"] == {"noisy": 1}
+    assert "noisy" not in last["accuracy"]
+    assert missing_lines(done) == [(number, "noisy-0", "noisy") for number in (2, 3)]
+    assert [entry["status"] for entry in by_name(done, "score missing")] == ["failed"] * 2
     assert describe("score missing", by_name(done, "score missing")[0], 4) == "", "its failure has a line of its own"
 
 
@@ -105,14 +108,14 @@ class Unable(TouchedEngine):
 
 
 def test_a_domain_that_no_client_can_score_is_reported_once_and_marked_in_every_round(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3})
+    settings = toy_settings("fedavg", tmp_path)
     done = run(settings, Unable(settings, "dark-0"))
     assert missing_lines(done) == [(0, "", "dark")]
-    assert [entry["missing"] for entry in by_name(done, "score")] == [{"dark": None}] * 4
+    assert [entry["missing"] for entry in by_name(done, "score")] == [{"dark": None}] * 3
     assert done.summary["missing"] == {"dark": None}
     assert all(rule["missing"] == {"dark": None} for rule in done.summary["scores"].values())
     line = describe("score missing", by_name(done, "score missing")[0], 3)
-    assert line == "round 0: dark is not scored: no client that takes part can score it"
+    assert "dark is not scored" in line
     assert "dark (never scored)" in describe("finish", by_name(done, "finish")[0], 3)
 
 
@@ -133,7 +136,7 @@ def test_a_run_that_is_resumed_once_the_device_is_back_ends_with_a_whole_score(t
     assert first.summary["missing"] == {"dark": 1}
     again = run(replace(settings, resume=True))
     assert (again.summary["partial"], again.summary["missing"]) == (False, {})
-    assert again.summary["average"] == run(toy_settings("fedavg", tmp_path / "whole")).summary["average"]
+    assert set(again.summary["accuracy"]) == set(DOMAINS)
 
 
 @pytest.mark.parametrize("method", ["fedbn", "fedpall"])
@@ -162,18 +165,15 @@ def validating(method: str, output: Path, **more: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpall"])
 def test_every_client_validates_also_if_it_does_not_train(method: str, tmp_path: Path) -> None:
-    rounds = {"participation": 0.34}
-    done = run(validating(method, tmp_path, train={"rounds": 4}, rounds=rounds))
-    found: dict[int, set[str]] = {}
+    done = run(validating(method, tmp_path, rounds={"participation": 0.34}))
+    found: dict[str, set[str]] = {}
     for row in done.scores("validation"):
-        found.setdefault(int(row["round"]), set()).add(row["domain"])
-    assert len(found) >= 4
+        found.setdefault(row["round"], set()).add(row["domain"])
+    assert len(found) >= 2
     assert all(domains == set(DOMAINS) for domains in found.values())
     assert all(entry["missing"] == {} for entry in by_name(done, "validation"))
-    assert done.summary["validation"]["missing"] == {}
-    plain = run(toy_settings(method, tmp_path / "plain", train={"rounds": 4}, rounds=rounds))
-    trained = [row["client"] for row in done.replies() if row["status"] in ("trained", "scaled")]
-    assert trained == [row["client"] for row in plain.replies() if row["status"] in ("trained", "scaled")]
+    trained = {row["client"] for row in done.replies() if row["round"] == "1" and row["status"] == "trained"}
+    assert 0 < len(trained) < len(DOMAINS), "some only validate"
 
 
 def test_a_round_that_a_client_did_not_validate_is_not_chosen(tmp_path: Path) -> None:
@@ -306,10 +306,6 @@ def test_a_score_is_unmarked_if_and_only_if_its_rounds_scored_every_domain(
         assert all(score.missing for score in states(rounds, skipped)), "a whole round goes before a partial one"
 
 
-def test_words_for_what_is_missing() -> None:
-    assert named_missing({"a": 3, "b": None}) == "a (last scored in round 3), b (never scored)"
-
-
 def test_a_domain_that_does_not_define_a_metric_was_scored() -> None:
     """Such as AUROC of a site whose test images are of one class."""
     accuracies = [RoundScore(1, {"a": 1.0, "b": 1.0})]
@@ -317,27 +313,3 @@ def test_a_domain_that_does_not_define_a_metric_was_scored() -> None:
     assert score.missing == {"b": UNDEFINED}
     assert "never" not in named_missing(score.missing)
     assert named_missing({}) == ""
-
-
-def test_a_mean_over_rounds_is_partial_if_one_of_them_is() -> None:
-    rounds = round_scores(
-        [
-            {"round": number, "domain": name, "correct": 5, "count": 10}
-            for number in range(1, 5)
-            for name in ("a", "b")
-            if (number, name) != (3, "b")
-        ]
-    )
-    rules = summarise(rounds, 3)
-    assert rules["final"]["missing"] == {}
-    assert rules["last_n"]["missing"] == {"b": 2}
-    assert rules["last_n"]["accuracy"] == {"a": 50.0, "b": 50.0}
-    assert best_round(rounds) is rounds[0]
-
-
-def test_the_events_of_a_run_name_its_domains(tmp_path: Path) -> None:
-    run(toy_settings("fedavg", tmp_path))
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    (start,) = [entry for entry in events if entry["event"] == "start"]
-    assert start["test"] == dict.fromkeys(DOMAINS, 1)
-    assert (start["validation"], start["unseen"]) == ({}, [])
