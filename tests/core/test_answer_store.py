@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +93,16 @@ def test_a_run_has_the_same_state_with_all_answers_in_files(
         return file
 
     monkeypatch.setattr(module, "NamedTemporaryFile", counted)
-    expected = run(toy_settings("fpl", tmp_path / "memory", **RUNS[case]))
+    case_settings = partial(toy_settings, "fpl", train={"rounds": 1}, **RUNS[case])
+    expected = run(case_settings(tmp_path / "memory"))
     assert files == []
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / f"{ANSWER_PREFIX}left").write_bytes(b"by a process that was killed")
-    settings = toy_settings("fpl", tmp_path / "files", rounds={"memory": 0.0}, overwrite=True, **RUNS[case])
-    found = run(settings)
+    found = run(case_settings(tmp_path / "files", rounds={"memory": 0.0}, overwrite=True))
     assert found.sha256 == expected.sha256
     assert found.summary["scores"] == expected.summary["scores"]
-    answers, scaled = 3 * settings.train.rounds, found.summary["answers"]["scaled"]
-    assert len(files) == answers * (2 if case == "rounded on the wire" else 1) + scaled
+    scaled = found.summary["answers"]["scaled"]
+    assert len(files) == 3 * (2 if case == "rounded on the wire" else 1) + scaled
     assert scaled or case != "scaled"
     assert all(Path(name).parent == tmp_path / "files" for name in files)
     assert list((tmp_path / "files").glob(f"{ANSWER_PREFIX}*")) == []

@@ -178,25 +178,6 @@ def test_the_cap_is_the_largest_that_keeps_every_client_within_the_share(samples
         assert max(more) > share * sum(more)
 
 
-HONEST = {
-    "Office-Caltech, a client per domain": ([899, 768, 237, 127], 0.5),
-    "FPL's digits": ([600] * 3 + [72] * 7 + [732] * 6 + [4794] * 4, 0.5),
-    "FedAPC's digits": ([600] * 2 + [72] + [732] * 2 + [4794] * 3, 0.5),
-    "FPL's Office": ([179] * 3 + [153] * 2 + [47] + [25] * 4, 0.5),
-    "PACS": ([1336, 1638, 1875, 3143], 0.5),
-}
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_no_published_protocol_counts_otherwise(name: str) -> None:
-    sizes, share = HONEST[name]
-    everyone = clients(sizes)
-    sent = [replace(updates()[0], client=client) for client in everyone]
-    found = cap_samples(sent, everyone, share)
-    assert all(one is other for one, other in zip(found, sent, strict=True))
-    assert max(sizes) <= 10 * sorted(sizes)[(len(sizes) - 1) // 2]
-
-
 LIMITED = {"largest_client": 10.0, "largest_share": 0.5}
 
 
@@ -261,12 +242,7 @@ def test_a_billion_samples_are_not_registered(tmp_path: Path) -> None:
 
 
 def test_a_client_that_counts_less_is_reported_once(tmp_path: Path) -> None:
-    made = {}
-    for share in (0.5, 1.0, 0.34):
-        settings = toy_settings("fpl", tmp_path / str(share), train={"rounds": 3}, rounds={"largest_share": share})
-        made[share] = run(settings)
-    told = [entry for name, entry in made[0.34].events if name == "client counts less"]
+    done = run(toy_settings("fpl", tmp_path, rounds={"largest_share": 0.34}))
+    told = [entry for name, entry in done.events if name == "client counts less"]
     assert [entry["client"] for entry in told] == ["bright-0", "dark-0"]
     assert "of 25 samples (rounds.largest_client, rounds.largest_share)" in told[0]["reason"]
-    assert not [name for name, _ in made[0.5].events if name == "client counts less"]
-    assert made[0.5].sha256 == made[1.0].sha256 != made[0.34].sha256

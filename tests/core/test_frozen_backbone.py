@@ -46,7 +46,7 @@ def passes(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(method: str, tmp_path: Path) -> None:
-    settings = frozen(method, tmp_path)
+    settings = frozen(method, tmp_path, train={"rounds": 1, "epochs": 1})
     if method == "fedsr":  # it puts layers of its own between backbone and classifier
         with pytest.raises(ConfigError, match=r"set model\.freeze=none"):
             run(settings)
@@ -70,7 +70,7 @@ PROBES = 1
 
 
 def test_features_are_computed_once_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = frozen("fpl", tmp_path, train={"rounds": 4, "epochs": 3})
+    settings = frozen("fpl", tmp_path)
     counts = passes(settings, monkeypatch)
     done = run(settings)
     samples = sum(int(row["samples"]) for row in done.replies() if row["round"] == "1")

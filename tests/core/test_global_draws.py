@@ -53,7 +53,7 @@ class DrawingMetric(gf.OwnMetric):
         return {"half": 100 * sums["found"] / sums["chosen"]}
 
 
-def drawing(folder: Path, rounds: int = 3, engine: Mapping[str, object] | None = None) -> RunSettings:
+def drawing(folder: Path, rounds: int = 2, engine: Mapping[str, object] | None = None) -> RunSettings:
     settings = toy_settings("fedavg", folder, train={"rounds": rounds}, engine=dict(engine or {}))
     return replace(settings, method=Drawing(), own_metric=DrawingMetric())
 
