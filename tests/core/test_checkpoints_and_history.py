@@ -162,13 +162,6 @@ def test_rows_are_on_the_disk_as_they_come(tmp_path: Path) -> None:
     assert history.round_scores() == [RoundScore(0, {"signs": 50.0, "sketch": 100.0})]
 
 
-def test_a_new_run_starts_with_empty_records(tmp_path: Path) -> None:
-    filled(tmp_path)
-    History(tmp_path)
-    assert not any(read_lines(tmp_path / name) for name in ("scores.jsonl", "replies.jsonl"))
-    assert events(tmp_path) == []
-
-
 def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     filled(tmp_path)
     again = History(tmp_path, 2, 1)
@@ -180,14 +173,6 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 20, "down": 6}
     again.add_scores([score(2, correct=7)])
     assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
-
-
-def test_failed_clients_have_no_bytes(tmp_path: Path) -> None:
-    history = filled(tmp_path)
-    history.add_replies([reply(3, status="failed", reason="boom")])
-    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 30, "down": 9}
-    History(tmp_path, 3, 3)
-    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 30, "down": 9}
 
 
 @pytest.mark.parametrize("name", ["scores.jsonl", "replies.jsonl", "events.jsonl"])
@@ -222,16 +207,6 @@ def test_rules_of_a_run() -> None:
     assert found["best_round"]["round"] == 2
     assert summarise(rounds, 99)["last_n"]["rounds"] == 3
     assert summarise([], 5) == {}
-
-
-def test_rows_of_earlier_rounds_are_not_kept_in_memory(tmp_path: Path) -> None:
-    history = History(tmp_path)
-    for number in range(1, 6):
-        history.add_replies([reply(number), reply(number, client="sketch-0")])
-        assert history.round_totals(number)["outcomes"] == {"trained": 2}
-    held = [row for value in vars(history).values() if isinstance(value, list) for row in value]
-    assert {row["round"] for row in held} == {5}
-    assert len(read_lines(tmp_path / "replies.jsonl")) == 10
 
 
 # ---- copies and earlier versions -------------------------------------------------------------------------------------

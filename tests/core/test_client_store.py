@@ -100,18 +100,6 @@ def test_as_many_are_kept_as_checkpoints_can_name(method: str, checkpoints: int,
     assert kept_versions(toy_settings(method, tmp_path, rounds={"checkpoints": checkpoints})) == expected
 
 
-def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path)
-    tensor = torch.ones(2, requires_grad=True)
-    store.save(Version(0, 1), {"w": tensor, "same": tensor, "none": torch.zeros(0, 3)})
-    with torch.no_grad():
-        tensor.zero_()
-    found = store.load(Version(0, 1)).tensors
-    assert found["w"].tolist() == found["same"].tolist() == [1, 1]
-    assert not found["w"].requires_grad
-    assert found["none"].shape == (0, 3)
-
-
 # ---- loss and damage -------------------------------------------------------------------------------------------------
 
 

@@ -32,37 +32,38 @@ def test_one_class_is_found_by_the_confusion_counts(
     assert one_class(confusion) == expected
 
 
-def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies(tmp_path: Path) -> None:
-    write_shapes(tmp_path / "shapes")
-    run = gf.run(
-        "train.learning_rate=0.05", "train.epochs=10", "model=small", "tuned=none", "train.batch_size=16",
-        method="fedavg", data="folder", rounds=4, settings={"data.root": tmp_path / "shapes"},
-        output=tmp_path / "run", quiet=True,
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of shapes on unlike backgrounds."""
+    folder = tmp_path_factory.mktemp("shapes")
+    write_shapes(folder)
+    return folder
+
+
+def shapes_run(shapes: Path, output: Path, *overrides: str, rounds: int = 3) -> gf.Run:
+    return gf.run(
+        "model=small", "tuned=none", "train.batch_size=16", *overrides,
+        method="fedavg", data="folder", rounds=rounds, settings={"data.root": shapes}, output=output, quiet=True,
     )  # fmt: skip
+
+
+def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies(shapes: Path, tmp_path: Path) -> None:
+    run = shapes_run(shapes, tmp_path, "train.learning_rate=0.05", "train.epochs=10")
     found = [entry for entry in read_lines(run.folder / "events.jsonl") if entry["event"] == "collapsed"]
     domains = [entry["domain"] for entry in found]
     assert domains, "batch normalisation collapses on these backgrounds"
     assert len(domains) == len(set(domains))
-    text = describe("collapsed", found[0], 4)
+    text = describe("collapsed", found[0], 3)
     assert "model.norm=group" in text
     assert "method.refresh_statistics=true" in text
-
-
-def shapes_run(folder: Path, *overrides: str, rounds: int = 3) -> gf.Run:
-    write_shapes(folder / "shapes")
-    return gf.run(
-        "model=small", "tuned=none", "train.batch_size=16", *overrides,
-        method="fedavg", data="folder", rounds=rounds, settings={"data.root": folder / "shapes"},
-        output=folder / "run", quiet=True,
-    )  # fmt: skip
 
 
 def at_chance(run: gf.Run) -> list[dict[str, Any]]:
     return [entry for entry in read_lines(run.folder / "events.jsonl") if entry["event"] == "at chance"]
 
 
-def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(tmp_path: Path) -> None:
-    run = shapes_run(tmp_path, "train.local_steps=1", "train.learning_rate=0.0001")
+def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(shapes: Path, tmp_path: Path) -> None:
+    run = shapes_run(shapes, tmp_path, "train.local_steps=1", "train.learning_rate=0.0001")
     (entry,) = at_chance(run)
     assert (entry["round"], entry["chance"], entry["images"], entry["steps"]) == (3, 25.0, 72, 1)
     assert entry["average"] == pytest.approx(run.average, abs=1e-3)
@@ -75,8 +76,8 @@ def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(tmp_path:
 def test_a_score_above_chance_by_a_few_images_is_called_so() -> None:
     entry = {"round": 5, "average": 75.0, "chance": 50.0, "images": 16, "steps": 9, "remedies": []}
     line = describe("at chance", entry, 5)
-    assert "PERHAPS AT CHANCE" in line
-    assert "75.0 % is not clearly better than one class for every image, which gives 50.0 % (16 test images)" in line
+    for part in ("PERHAPS AT CHANCE", "75.0 %", "50.0 %", "16 test images"):
+        assert part in line
 
 
 def test_a_remedy_that_is_set_is_not_named() -> None:
@@ -88,17 +89,18 @@ def test_a_remedy_that_is_set_is_not_named() -> None:
     assert "train.batch_size=8 (" in " ".join(remedies(load_settings(["train.epochs=5"]), 9))
 
 
-def test_a_run_that_learns_is_not_called_at_chance(tmp_path: Path) -> None:
+def test_a_run_that_learns_is_not_called_at_chance(shapes: Path, tmp_path: Path) -> None:
     run = shapes_run(
-        tmp_path, "data.augmentation.normalisation=image", "train.epochs=8", "train.batch_size=8",
+        shapes, tmp_path, "data.augmentation.normalisation=image", "train.epochs=4", "train.batch_size=8",
         "train.optimizer=adam", "train.learning_rate=0.002",
     )  # fmt: skip
     assert run.average > 60
     assert not at_chance(run)
 
 
-def test_one_or_two_rounds_are_too_early_to_be_called_at_chance(tmp_path: Path) -> None:
-    assert not at_chance(shapes_run(tmp_path, "train.local_steps=1", "train.learning_rate=0.0001", rounds=2))
+def test_one_or_two_rounds_are_too_early_to_be_called_at_chance(shapes: Path, tmp_path: Path) -> None:
+    run = shapes_run(shapes, tmp_path, "train.local_steps=1", "train.learning_rate=0.0001", rounds=2)
+    assert not at_chance(run)
 
 
 def test_chance_is_the_mean_share_of_the_most_frequent_class() -> None:
