@@ -1,4 +1,4 @@
-"""Scripts, their options and targets of make that a page or the Makefile names are there, and who runs each target."""
+"""Scripts, their options and targets of make that a page or the Makefile names are there."""
 
 from __future__ import annotations
 
@@ -28,41 +28,3 @@ def test_scripts_and_targets_of_a_page_exist(page: str) -> None:
                 assert option == "--dry-run" or f'"{option}"' in source, f"{found[1]} has no {option}: {line}"
         if page != "Makefile" and (target := re.match(r"make ([a-z-]+)", command)):
             assert target[1] in targets, line
-
-
-RUN_BY = {
-    "setup": "every other target",
-    "test": ".ci/run",
-    "lint": "make test",
-    "test-fast": "make test",
-    "test-portable": "make test",
-    "test-without-data": ".ci/run",
-    "demo": "tests/report/test_demo_report.py, without Ray; make demo itself before a release, in a fresh clone",
-    "certificates": "tests/deployment/test_certificates.py",
-    "doctor": "tests/deployment/test_clock.py",
-    "docs": "tests/test_documentation.py builds the site, where mkdocs is installed; .github/workflows",
-}
-"""What runs a target of the Makefile, or the command behind it."""
-
-NOT_RUN = {
-    "compose-demo": "needs Docker and minutes; docker/last_run.json says when it last ran, and .ci/run prints it",
-    "test-compose": "needs Docker and minutes; docker/last_run.json says when it last ran, and .ci/run prints it",
-    "deployment-demo": "a minute; tests/engines/test_processes.py runs the same SuperLink and SuperNodes",
-    "test-slow": "minutes; before a release",
-    "test-faults": "hours: each fault thirty times; make test-fast tries each fault once",
-    "soak": "half an hour; make test-slow runs four minutes of it",
-    "test-times": "make test with durations",
-    "bench": "hours on an idle machine; test_scripts.py runs every script dry",
-    "measure": "test_scripts.py runs bench/measure.py",
-    "lock": "resolves versions over the network; tests/deployment/test_installing.py checks what it wrote",
-    "format": "rewrites the sources; make lint checks that there is nothing to rewrite",
-    "clean": "removes what was made here",
-    "help": "prints the targets that have a description",
-}
-"""Targets that no test and no continuous integration runs, and why."""
-
-
-def test_every_target_is_run_by_something_or_has_a_reason_not_to() -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert targets == set(RUN_BY) | set(NOT_RUN)
-    assert not set(RUN_BY) & set(NOT_RUN)

@@ -6,14 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from support.scripts import ROOT, run_script
-
-from bench import measuring
 
 SCRIPTS = [path for path in sorted((ROOT / "bench").glob("*.py")) if "__main__" in path.read_text()]
 SCRIPTS.append(ROOT / "docs" / "make_picture.py")
@@ -84,39 +81,3 @@ def test_what_a_script_started_ends_with_it(ending: str) -> None:
     script.communicate(timeout=120)
     assert script.returncode == {"exception": 1, "SIGINT": -signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}[ending]
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_no_process_of_a_terminated_measurement_is_left(tmp_path: Path) -> None:
-    """SIGTERM arrives when SuperLink and SuperNodes are there."""
-    number = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), measuring.MARK: number}
-    words = ["--dry-run", "--nodes", "1", "--variants", "resident trainer"]
-    command = [sys.executable, str(ROOT / "bench" / "round_time.py"), *words]
-    log = tmp_path / "log"
-    with log.open("w") as stream:
-        script = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=stream, stderr=stream)
-    try:
-        end = time.monotonic() + 300
-        while not runs("goldfinch-supernode", number):
-            assert script.poll() is None, log.read_text()
-            assert time.monotonic() < end, "no SuperNode was started"
-            time.sleep(0.2)
-        assert runs("flower-superlink", number)
-        script.terminate()
-        assert script.wait(120) == 128 + signal.SIGTERM, log.read_text()
-        assert measuring.started(number) == []
-    finally:
-        script.kill()
-        measuring.stop_started(number)
-
-
-def runs(name: str, number: str) -> bool:
-    for process in measuring.started(number):
-        try:
-            if name in " ".join(process.cmdline()):
-                return True
-        except psutil.Error:
-            continue
-    return False
