@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from PIL import Image
 from support.faults import kill_node
-from support.simulations import SMALL, simulation
+from support.simulations import SMALL
 
 from common.errors import EngineError
-from common.settings import load_settings
+from common.settings import RunSettings, load_settings
 from common.versions import CODE
 from server.cli import main
 from server.commands.deployment import LocalDeployment, one_node_per_client
@@ -35,8 +33,11 @@ STATEFUL = "moon"
 """A method in which clients keep their last model: the second round depends on what a device wrote in the first."""
 
 
-def chosen(method: str, output: Path, *more: str) -> list[str]:
-    return [f"method={method}", *SMALL, *more, "overwrite=true", f"output={output}"]
+def prepared(method: str, output: Path, *more: str) -> RunSettings:
+    """Settings of a run whose folder is there."""
+    settings = load_settings([f"method={method}", *SMALL, *more, "overwrite=true", f"output={output}"])
+    prepare_output(settings)
+    return settings
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def of(method: str) -> dict[str, Any]:
         if method not in found:
-            settings = load_settings(chosen(method, tmp_path_factory.mktemp("inline")))
-            prepare_output(settings)
+            settings = prepared(method, tmp_path_factory.mktemp("inline"))
             found[method] = run_federation(settings, InlineEngine(settings))
         return found[method]
 
@@ -93,31 +93,11 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
     """Called from a folder with another copy of the packages, which Ray's workers must not pick up."""
     monkeypatch.chdir(stale_copy(tmp_path / "work"))
     events: list[str] = []
-    overrides = chosen(method, tmp_path / "run", "engine=ray", "engine.actors=2")
-    settings = load_settings(overrides)
-    prepare_output(settings)
+    settings = prepared(method, tmp_path / "run", "engine=ray", "engine.actors=2")
     run_on_ray(settings, [lambda name, _: events.append(name)])
     assert_equal(RunFolder.open(tmp_path / "run").summary, inline(method))
     assert events.count("round done") == 2
     assert "finish" in events
-
-
-@pytest.mark.slow
-def test_a_simulation_with_two_nodes_for_four_clients(inline: Any, tmp_path: Path) -> None:
-    """What a plain ``flwr run .`` does: Flower's default is two SuperNodes."""
-    with simulation(tmp_path / "flower", tmp_path / "neutral") as flower:
-        assert_equal(flower.run(tmp_path / "run", [], num_supernodes=2), inline("fpl"))
-
-
-@pytest.mark.slow
-def test_a_superlink_started_in_another_checkout_is_found_out(tmp_path: Path) -> None:
-    """Ray puts the SuperLink's working folder first on the path of its workers."""
-    work = stale_copy(tmp_path / "work")
-    with (
-        simulation(tmp_path / "flower", work) as flower,
-        pytest.raises(EngineError, match="install the same Goldfinch on both"),
-    ):
-        flower.run(tmp_path / "run", [])
 
 
 def test_a_failing_run_exits_with_an_error_and_its_reason(tmp_path: Path) -> None:
@@ -149,9 +129,7 @@ def test_a_deployment_gives_the_inline_state(
     """Two of the four nodes have a resident trainer, and two train in a new process per message."""
     sockets = tmp_path_factory.mktemp("r")  # short: a socket's path has 107 bytes at most
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
-    overrides = chosen(STATEFUL, tmp_path / "run", "engine=superlink")
-    settings = load_settings(overrides)
-    prepare_output(settings)
+    settings = prepared(STATEFUL, tmp_path / "run", "engine=superlink")
     nodes = one_node_per_client(settings)
     for index, node in enumerate(nodes.values()):
         node["resident"] = index % 2 == 0
@@ -165,23 +143,19 @@ def test_a_deployment_gives_the_inline_state(
     assert not left_running(sockets), "a trainer ends with its node"
 
 
-MIX = ("model=by_domain", "method=fedproto", "method.aggregate_models=false", "tuned=none")
+MIX = ("model=by_domain", "method.aggregate_models=false", "tuned=none")
 
 
 @pytest.mark.slow
 def test_different_networks_give_the_inline_state_on_ray_and_on_devices_that_choose_their_own(tmp_path: Path) -> None:
     """The deployment's run names one of two networks; the other is its node's own choice."""
-    both = [*MIX, *SMALL, "model.networks={signs: digit_cnn, sketch: digit_cnn_gap}"]
-    one = [*MIX, *SMALL, "model.networks={signs: digit_cnn}"]
-    settings = load_settings([*both, f"output={tmp_path / 'inline'}"])
-    prepare_output(settings)
+    both = (*MIX, "model.networks={signs: digit_cnn, sketch: digit_cnn_gap}")
+    settings = prepared("fedproto", tmp_path / "inline", *both)
     expected = run_federation(settings, InlineEngine(settings))
-    settings = load_settings([*both, "engine=ray", "engine.actors=2", f"output={tmp_path / 'ray'}"])
-    prepare_output(settings)
-    run_on_ray(settings, [])
+    run_on_ray(prepared("fedproto", tmp_path / "ray", *both, "engine=ray", "engine.actors=2"), [])
     assert_equal(RunFolder.open(tmp_path / "ray").summary, expected)
-    settings = load_settings([*one, "engine=superlink", f"output={tmp_path / 'nodes'}"])
-    prepare_output(settings)
+    one = "model.networks={signs: digit_cnn}"
+    settings = prepared("fedproto", tmp_path / "nodes", *MIX, one, "engine=superlink")
     nodes = one_node_per_client(settings)
     nodes["sketch-0"]["model"] = "digit_cnn_gap"
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
@@ -191,19 +165,15 @@ def test_different_networks_give_the_inline_state_on_ray_and_on_devices_that_cho
 
 @pytest.mark.slow
 def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path) -> None:
-    settings = load_settings(chosen("fpl", tmp_path / "fpl", "engine=superlink"))
+    settings = prepared("fpl", tmp_path / "fpl", "engine=superlink")
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
         for name in ("first", "second"):
-            overrides = chosen("fpl", tmp_path / name, "engine=superlink")
-            settings = load_settings(overrides)
-            prepare_output(settings)
+            settings = prepared("fpl", tmp_path / name, "engine=superlink")
             deployment.run(settings)
             assert_equal(RunFolder.open(tmp_path / name).summary, inline("fpl"))
         (tmp_path / "empty").mkdir()
         missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
-        overrides = chosen("fpl", tmp_path / "third", "engine=superlink", *missing)
-        settings = load_settings(overrides)
-        prepare_output(settings)
+        settings = prepared("fpl", tmp_path / "third", "engine=superlink", *missing)
         with pytest.raises(EngineError, match=r"only 0 of 4 clients registered"):
             deployment.run(settings)
         assert all(child.process.poll() is None for child in deployment.children.values())
@@ -214,9 +184,7 @@ def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path)
 def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: Path) -> None:
     """One node has a partition, as in Flower's examples, and may release one update; the other has a domain."""
     more = ("data.domains=[printed,sketch]", "privacy=gaussian", "privacy.update_clip=1", "engine=superlink")
-    overrides = chosen("fpl", tmp_path / "run", *more)
-    settings = load_settings(overrides)
-    prepare_output(settings)
+    settings = prepared("fpl", tmp_path / "run", *more)
     nodes: dict[str, dict[str, object]] = {
         "a": {"partition-id": 0, "num-partitions": 2, "privacy-max-releases": 1},
         "b": {"domain": "sketch", "privacy-max-epsilon": 50.0, "resident": False},
@@ -241,7 +209,7 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
 
 
 def test_processes_end_when_the_block_fails(tmp_path: Path) -> None:
-    settings = load_settings(chosen("fpl", tmp_path / "run"))
+    settings = prepared("fpl", tmp_path / "run")
     nodes = dict(list(one_node_per_client(settings).items())[:1])
     started: list[int] = []
 
@@ -285,9 +253,9 @@ def test_a_superlink_that_does_not_start_is_an_error_and_its_log_stays(
     broken.write_text("#!/bin/sh\necho no room on this port\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setattr("server.flower.superlink.program", lambda _: str(broken))
-    overrides = chosen("fpl", tmp_path / "run", "engine=ray")
+    settings = prepared("fpl", tmp_path / "run", "engine=ray")
     with pytest.raises(EngineError, match="superlink ended with code 3:\nno room on this port") as failure:
-        run_on_ray(load_settings(overrides), [])
+        run_on_ray(settings, [])
     log = tmp_path / "run" / "logs" / "superlink.log"
     assert f"(see {log})" in str(failure.value)
     assert log.read_text() == "no room on this port\n"
@@ -299,9 +267,7 @@ def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
 ) -> None:
     """One of two SuperNodes is killed after the first round; the other goes on, and the last score is marked."""
     words = ["data.domains=[handwritten,printed]", "rounds.deadline=60", "rounds.quorum=0.5", "engine=superlink"]
-    overrides = chosen("fedavg", tmp_path / "run", *words)
-    settings = load_settings(overrides)
-    prepare_output(settings)
+    settings = prepared("fedavg", tmp_path / "run", *words)
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
 
         def kill(name: str, entry: Mapping[str, Any]) -> None:
@@ -320,41 +286,3 @@ def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
     shown = capsys.readouterr().out
     assert "printed" in shown.splitlines()[2], "its column is there"
     assert "† partial, not ranked: fedavg: seed 0: without printed (last scored in" in shown
-
-
-@pytest.mark.slow
-def test_a_site_with_a_lost_data_folder_leaves_a_partial_score_and_the_reason(tmp_path: Path) -> None:
-    """The folder of one of two SuperNodes is removed after the first round; its node goes on and reports it."""
-    source = load_settings(SMALL).data
-    for name in ("handwritten", "printed"):
-        domain = source.load(name)
-        for part, split in (
-            ("train", domain.train.subset(torch.arange(60))),
-            ("test", domain.test.subset(torch.arange(20))),
-        ):
-            for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
-                place = tmp_path / name / part / "abcdefghij"[label] / f"{number}.png"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(image.permute(1, 2, 0).numpy()).save(place)
-    words = ["data=folder", "data.domains=[handwritten,printed]", f"data.classes=[{','.join('abcdefghij')}]"]
-    words += ["rounds.quorum=0.5", "engine=superlink", "train.rounds=2"]
-    overrides = chosen("fedavg", tmp_path / "run", *words)
-    settings = load_settings(overrides)
-    prepare_output(settings)
-    nodes: dict[str, dict[str, Any]] = {}
-    for name in ("handwritten", "printed"):
-        nodes[f"{name}-0"] = {"domain": name, "data-dir": str(tmp_path / name), "resident": False}
-    with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
-
-        def remove(name: str, entry: Mapping[str, Any]) -> None:
-            if name == "round done" and entry["round"] == 1:
-                shutil.rmtree(tmp_path / "printed")
-
-        deployment.run(settings, [remove])
-    record = RunFolder.open(tmp_path / "run")
-    assert record.summary["missing"] == {"printed": 0}
-    told = [entry for entry in record.events if entry["event"] == "score missing"]
-    assert {(entry["client"], entry["domain"], entry["status"]) for entry in told} == {
-        ("printed-0", "printed", "failed")
-    }
-    assert all("is not a folder on this device" in entry["reason"] for entry in told)

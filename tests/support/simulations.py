@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from common.settings import load_settings
 from server.flower.processes import Processes, flower_environment, free_port, program, wait_healthy
-from server.flower.submit import submit
-from server.results.run import RunFolder
-from server.run.conduct import prepare_output
 
 SMALL = (
     "data=glyphs",
@@ -23,29 +20,11 @@ SMALL = (
 )
 
 
+@dataclass
 class Simulation:
-    """A simulation SuperLink: submits runs to it.
+    """A simulation SuperLink; ``folder`` has its homes and logs."""
 
-    Args:
-        folder: homes, logs and bundles.
-        port: where it listens.
-    """
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port, self.count = folder, port, 0
-
-    def run(self, output: Path, overrides: Sequence[str], **federation: object) -> Mapping[str, object]:
-        """The summary of a run with ``federation`` options such as ``num_supernodes``."""
-        self.count += 1
-        neutral = self.folder / f"run-{self.count}"
-        neutral.mkdir()
-        chosen = ["method=fpl", *SMALL, *overrides, "overwrite=true", f"output={output}"]
-        settings = load_settings(chosen)
-        prepare_output(settings)
-        options: dict[str, object] = {"num-supernodes": 4, "client-resources-num-cpus": 1, "init-args-num-cpus": 2}
-        options |= {key.replace("_", "-"): value for key, value in federation.items()}
-        submit(settings, "simulation", flower_environment(self.folder / "home"), neutral, options, [])
-        return RunFolder.open(output).summary
+    folder: Path
 
 
 @contextmanager
@@ -61,4 +40,4 @@ def simulation(folder: Path, working_folder: Path) -> Iterator[Simulation]:
     with Processes(working_folder, folder / "logs") as processes:
         link = processes.start("superlink", command, flower_environment(home))
         wait_healthy(link, f"http://127.0.0.1:{port}/health", 120)
-        yield Simulation(folder, port)
+        yield Simulation(folder)
