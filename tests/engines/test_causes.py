@@ -9,63 +9,17 @@ import pytest
 from common.errors import EngineError
 from server.flower.submit import LOST, MAX_LINES, cause_of, entry_of, how_it_ended
 
-TRACE = """\
+REGISTERED = """\
+only 0 of 2 clients registered within 400 s; missing: a-0, b-0
+  a-0: it runs code 1234, the server 5678: install the same Goldfinch on both
+  b-0: it runs code 1234, the server 5678: install the same Goldfinch on both"""
+TRACE = f"""\
 Traceback (most recent call last):
   File "rounds.py", line 147, in run
-common.errors.EngineError: only 0 of 2 clients registered within 400 s; missing: a-0, b-0
-  a-0: it runs code 1234, the server 5678: install the same Goldfinch on both
-  b-0: it runs code 1234, the server 5678: install the same Goldfinch on both
+common.errors.EngineError: {REGISTERED}
 ERROR :     Exit Code: 700
 For more information, visit: the documentation
 """
-
-
-def test_an_error_keeps_the_lines_that_belong_to_it(tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text(TRACE)
-    found = cause_of(log).splitlines()
-    assert found[0] == "only 0 of 2 clients registered within 400 s; missing: a-0, b-0"
-    assert [line.split(":")[0].strip() for line in found[1:]] == ["a-0", "b-0"]
-
-
-def test_an_error_inside_a_message_is_not_taken_for_the_message(tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text("common.errors.EngineError: only 0 of 4 clients registered\n  node 9: ConfigError: no client x\n")
-    assert cause_of(log) == "only 0 of 4 clients registered\n  node 9: ConfigError: no client x"
-
-
-def test_a_message_of_a_thousand_clients_is_cut(tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text("common.errors.EngineError: none registered\n" + "  x: away\n" * 1000)
-    assert len(cause_of(log).splitlines()) == 1 + MAX_LINES
-
-
-@pytest.mark.parametrize("text", ["", "all is well\n"], ids=["empty", "no error"])
-def test_what_holds_no_error_has_no_cause(tmp_path: Path, text: str) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text(text)
-    assert cause_of(log) == ""
-    assert cause_of(tmp_path / "nowhere.log") == ""
-
-
-def test_ray_that_did_not_start_in_time_is_told_with_remedies(tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    late = "Exception: The current node timed out during startup. This could happen because some of the raylet failed\n"
-    crashed = "RuntimeError: Simulation Runtime crashed.\n"
-    log.write_text(late + crashed)
-    found = cause_of(log)
-    assert "Ray did not start" in found
-    assert "engine=inline" in found
-    log.write_text(late + TRACE)
-    assert cause_of(log).startswith("only 0 of 2 clients registered"), "Goldfinch's own error tells more"
-    log.write_text(crashed)
-    assert cause_of(log) == crashed.strip()
-
-
-def test_other_programs_errors_are_one_line(tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text("ValueError: no such thing\nbye\n")
-    assert cause_of(log) == "ValueError: no such thing"
 
 
 WRAPPED = """\
@@ -88,40 +42,58 @@ RuntimeError: An error was encountered. Ending simulation.
 """
 """What Flower 1.41 printed with a ``RAY_TMPDIR`` of 120 letters, shortened."""
 
+ACTOR_DIED = "ray.exceptions.RayActorError: The actor died"
+EXIT = "flwr.common.exceptions.AppExitException: it is over"
 SOCKET = "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /long/plasma_store"
+LATE = "Exception: The current node timed out during startup. This could happen because some of the raylet failed\n"
+CRASHED = "RuntimeError: Simulation Runtime crashed.\n"
+NONE_REGISTERED = "common.errors.EngineError: none registered\n"
+
+CAUSES = {
+    "the lines that belong to an error": (TRACE, REGISTERED),
+    "an error inside a message": (
+        NONE_REGISTERED + "  node 9: ConfigError: x\n",
+        "none registered\n  node 9: ConfigError: x",
+    ),
+    "a thousand clients": (NONE_REGISTERED + "  x: away\n" * 1000, "none registered" + "\n  x: away" * MAX_LINES),
+    "an empty log": ("", ""),
+    "no error": ("all is well\n", ""),
+    "another program's": ("ValueError: no such thing\nbye\n", "ValueError: no such thing"),
+    "the first, not what wraps it": (WRAPPED, SOCKET),
+    "Goldfinch's own, not that Ray did not start": (LATE + TRACE, REGISTERED),
+    "only that it crashed": (CRASHED, CRASHED.strip()),
+    "an actor's": ("(ClientAppActor pid=2461) ValueError: no such thing\n" + CRASHED, "ValueError: no such thing"),
+    "a raylet's": (f"(raylet, ip=10.0.0.1) {ACTOR_DIED}\n" + CRASHED, ACTOR_DIED),
+    "Flower's": (f"ERROR :     {EXIT}\n" + CRASHED, EXIT),
+}
+"""What a log holds, and the cause that is told."""
 
 
-def test_the_first_error_is_the_cause_and_not_what_wraps_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CAUSES)
+def test_the_cause_in_a_log(case: str, tmp_path: Path) -> None:
+    text, expected = CAUSES[case]
     log = tmp_path / "flower.log"
-    log.write_text(WRAPPED)
-    assert cause_of(log) == SOCKET
-    assert SOCKET in how_it_ended("finished:failed", "Simulation Runtime crashed.", log)
+    log.write_text(text)
+    assert cause_of(log) == expected
+
+
+def test_ray_that_did_not_start_in_time_is_told_with_remedies(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_text(LATE + CRASHED)
+    found = cause_of(log)
+    assert "Ray did not start" in found
+    assert "engine=inline" in found
 
 
 def test_an_error_of_an_earlier_run_in_the_folder_is_not_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
+    assert cause_of(log) == ""
     log.write_text(TRACE + "ValueError: long ago\n")
     start = log.stat().st_size
     with log.open("a") as stream:
         stream.write(WRAPPED)
     assert cause_of(log, start) == SOCKET
-    assert SOCKET in how_it_ended("finished:failed", "", log, start)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "(ClientAppActor pid=2461) ValueError: no such thing",
-        "(raylet, ip=10.0.0.1) ray.exceptions.RayActorError: The actor died",
-        "ERROR :     flwr.common.exceptions.AppExitException: it is over",
-    ],
-    ids=["actor", "raylet", "Flower"],
-)
-def test_an_error_behind_the_name_of_a_process_is_found(line: str, tmp_path: Path) -> None:
-    log = tmp_path / "flower.log"
-    log.write_text(f"{line}\nRuntimeError: Simulation Runtime crashed.\n")
-    assert line.endswith(cause_of(log))
-    assert cause_of(log)
+    assert SOCKET in how_it_ended("finished:failed", "Simulation Runtime crashed.", log, start)
 
 
 @pytest.mark.parametrize(

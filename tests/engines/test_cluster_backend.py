@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,19 @@ import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import ErrorCode, MessageTypeLegacy
+from flwr.compat.common.recorddict_compat import getpropertiesres_to_recorddict
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.supercore.task_identity import TaskIdentity
 from ray.exceptions import RayActorError, RaySystemError
 from support.toy import toy_settings
 
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError
 from common.wire.messages import Registration
 from server.flower import simulation
 from server.flower.cluster import ENDS_RUN, Machine, places_on
-from server.flower.simulation import Actor, ClusterBackend, check_registrations
+from server.flower.simulation import Actor, ClusterBackend
 from server.flower.submit import run_on_ray
+from strategies.core.flower import registrations_to_properties
 
 CONTEXT = Context(1, 0, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
 
@@ -150,19 +153,35 @@ def test_a_message_waits_for_an_idle_actor(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def registration(code: str, split: str = "s", content: str = "c") -> Registration:
-    return Registration("bright-0", "bright", 25, [7, 6, 6, 6], ["bright"], split, "i", code, "cpu", {}, content)
+def registering(found: Registration) -> Any:
+    """A handle whose actor registers a client."""
+    content = getpropertiesres_to_recorddict(registrations_to_properties([found]))
+    reply = SimpleNamespace(content=content, has_content=lambda: True)
+    return handle(lambda: ("0", reply, CONTEXT))
 
 
-def test_machines_are_compared_and_the_other_one_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"code": "0123"}, r"a \(10.0.0.1\) runs code 0123, this process .*install .* on both"),
+        ({"split": "t"}, r"a \(10.0.0.1\) has other data of bright-0 than b .*data\.root"),
+        ({"content": "d"}, r"a \(10.0.0.1\) has other data of bright-0 than b .*data\.root"),
+    ],
+    ids=["code", "split", "content"],
+)
+def test_a_machine_with_other_code_or_data_is_named(
+    changes: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = toy_settings("fedavg", tmp_path)
-    code = settings.code
-    check_registrations([("a", [registration(code)]), ("b", [registration(code)])], settings)
-    with pytest.raises(EngineError, match=rf"b runs code 0123, this process {code}: install .* on both"):
-        check_registrations([("a", [registration(code)]), ("b", [registration("0123")])], settings)
-    for other in (registration(code, split="t"), registration(code, content="d")):
-        with pytest.raises(EngineError, match=r"b has other data of bright-0 than a in the folder that data\.root"):
-            check_registrations([("a", [registration(code)]), ("b", [other])], settings)
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr("common.settings.settings_in", lambda _: settings)
+    here = Registration("bright-0", "bright", 25, [7, 6, 6, 6], ["bright"], "s", "i", settings.code, "cpu", {}, "c")
+    asked = message(MessageTypeLegacy.GET_PROPERTIES)
+    alike, _ = backend_of(monkeypatch, a=registering(here), b=registering(here))
+    assert alike.process_message(asked, CONTEXT)[0].has_content()
+    other = replace(here, **changes)  # type: ignore[arg-type]
+    backend, _ = backend_of(monkeypatch, a=registering(other), b=registering(here))
+    assert re.search(told, backend.process_message(asked, CONTEXT)[0].error.reason)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ def no_devices_of_other_tests() -> None:
     client_node._DEVICES.clear()
 
 
-@GRIDS
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -43,8 +42,8 @@ def no_devices_of_other_tests() -> None:
     ],
     ids=["refused", "nothing", "cut short", "numbers", "an empty object", "nested deeply", "another kind", "went away"],
 )
-def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(grid: Any, answer: Any, reason: str) -> None:
-    there = grid(scripted(answer))
+def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, reason: str) -> None:
+    there = Deployment(scripted(answer))
     engine = FlowerEngine(there)
     found, failures = registered(engine, ["c"])
     assert not found
@@ -99,19 +98,12 @@ def test_a_silent_node_is_waited_for_once_and_stalls_no_round(
 
 
 def test_a_node_that_joins_during_a_round_is_there_at_the_next(tmp_path: Path) -> None:
-    late = Turns(scripted(None))
     grid = Simulation(scripted(REFUSAL))
     engine = engine_of(grid, "a")
     for node in grid.world.nodes:
         engine._states[node] = NodeState(due=float("inf"), invited=True)
-    joined = grid.world.join(late)
     held: list[Message] = []
-
-    def slow(message: Message) -> Message | None:
-        held.append(message)
-        return None
-
-    late.answers = [slow]
+    joined = grid.world.join(held.append)
     assert registered(engine, []) == ([], [])
     assert engine._asked
     reply = node_of(tmp_path)(held[0])

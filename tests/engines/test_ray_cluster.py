@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.attacks import write_folder
 from support.faults import events, wait_until
 from support.simulations import SMALL
 
 from bench.ray_clusters import RayCluster, ray_cluster
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
-from server.flower.cluster import find_cluster, places_on
+from server.flower.cluster import find_cluster
 from server.flower.submit import run_on_ray
 from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
@@ -92,21 +91,6 @@ def test_a_machine_that_dies_in_a_round_loses_its_replies_and_the_other_goes_on(
     assert all(socket.gethostname() in line["reason"] for line in lost)
 
 
-@pytest.mark.slow
-def test_a_machine_with_other_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, seed in (("here", 0), ("there", 1)):
-        for number, domain in enumerate(("one", "two")):
-            write_folder(tmp_path / place / domain / "train", seed=seed + 10 * number)
-            write_folder(tmp_path / place / domain / "test", 6, seed=2 + 10 * number)
-    monkeypatch.setenv("GOLDFINCH_DATA", str(tmp_path / "here"))
-    words = ["data=folder", "data.classes=[negative,positive]", "data.domains=[one,two]", "protocol.samples=null"]
-    with ray_cluster(tmp_path / "logs") as cluster:
-        cluster.add("--num-cpus=1")
-        cluster.add("--num-cpus=1", GOLDFINCH_DATA=str(tmp_path / "there"))
-        with pytest.raises(EngineError, match=rf"{socket.gethostname()} .*has other data of (one|two)-0.*data\.root"):
-            run(*words, f"engine.address={cluster.address}", f"output={tmp_path / 'run'}")
-
-
 # ---- addresses -------------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +98,6 @@ def test_a_machine_with_other_data_is_named(tmp_path: Path, monkeypatch: pytest.
     ("address", "told"),
     [
         ("127.0.0.1:1", "Connection refused"),
-        ("no-such-machine.invalid:6379", "joined no Ray cluster there"),
         ("rubbish", "Invalid address format"),
     ],
 )
@@ -132,12 +115,3 @@ def test_a_program_that_is_not_ray_s_head_is_told(monkeypatch: pytest.MonkeyPatc
         listener.listen()
         with pytest.raises(ConfigError, match="does not answer as Ray's head does"):
             find_cluster(f"127.0.0.1:{listener.getsockname()[1]}")
-
-
-@pytest.mark.slow
-def test_a_cluster_without_room_for_an_actor_says_what_its_machines_offer(cluster: RayCluster) -> None:
-    found = find_cluster(cluster.address)
-    assert [machine.cpus for machine in found.machines] == [1, 1]
-    assert places_on(found.machines, 0.0) == 2
-    with pytest.raises(ConfigError, match=r"engine.gpus=0.5 GPU, but .* has 1 CPU and 0 GPU; .*ray start --num-cpus"):
-        places_on(found.machines, 0.5)

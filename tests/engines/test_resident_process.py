@@ -122,15 +122,6 @@ def test_a_folder_that_is_not_private_is_not_used(
     assert socket_of(identity_of(asked.supernode.pid)).parent.parent == Path("/tmp")
 
 
-def test_without_a_private_folder_the_error_names_the_reason(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    monkeypatch.setattr("client.resident.place._make_private", lambda folder: Path(folder / "x" / "y").mkdir())
-    with pytest.raises(OSError, match="No such file or directory"):
-        socket_of(identity_of(asked.supernode.pid))
-
-
 def test_what_dead_nodes_left_is_removed(asked: Asked) -> None:
     folder = asked.caller.path.parent
     dead, other = folder / "1-999999999.sock", folder / "notes.txt"
@@ -194,14 +185,6 @@ def test_a_connection_that_ends_within_a_message_is_a_connection_error() -> None
             os.write(right.fileno(), length(100) + b"{")
         with pytest.raises(ConnectionError):
             messages.receive(left, messages.Reply)
-
-
-def test_tensors_arrive_as_they_were_sent() -> None:
-    left, right = Pipe()
-    reply = messages.Reply(ok=True, text="x", samples=3, tensors=[b"", b"a", bytes(1000)])
-    with left, right:
-        messages.send(left, reply)
-        assert messages.receive(right, messages.Reply) == reply
 
 
 def test_the_limits_are_the_wire_s() -> None:

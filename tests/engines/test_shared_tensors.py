@@ -1,5 +1,7 @@
 """A message's tensors are put into Ray's object store once, also when Flower's threads pickle it at the same time."""
 
+from __future__ import annotations
+
 import pickle
 import sys
 import threading
@@ -12,32 +14,18 @@ from server.engines.flower import InRay
 THREADS = 4
 
 
-@pytest.fixture
-def stored(monkeypatch):
-    """What was put into a store that stands for Ray's; each put waits until other threads could have begun."""
-    kept: list[bytes] = []
-    others = threading.Event()
-
-    def put(blob: bytes) -> int:
-        others.wait(0.2)
-        kept.append(blob)
-        return len(kept) - 1
-
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=put, get=get))
-    monkeypatch.setattr(sys.modules[__name__], "STORE", kept)
-    return kept
-
-
-STORE: list[bytes] = []
-
-
-def get(reference: int) -> bytes:
-    return STORE[reference]
-
-
-def test_threads_share_one_reference(stored):
-    message, begin = InRay(b"weights"), threading.Barrier(THREADS)
+def test_threads_share_one_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each put waits until other threads could have begun."""
+    stored: list[bytes] = []
     pickled: list[bytes] = []
+
+    def put(blob: bytes) -> str:
+        threading.Event().wait(0.2)
+        stored.append(blob)
+        return "place"
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=put, get=len))
+    message, begin = InRay(b"weights"), threading.Barrier(THREADS)
 
     def send() -> None:
         begin.wait()
@@ -49,4 +37,4 @@ def test_threads_share_one_reference(stored):
     for thread in threads:
         thread.join()
     assert stored == [b"weights"]
-    assert [pickle.loads(each) for each in pickled] == [b"weights"] * THREADS
+    assert [pickle.loads(each) for each in pickled] == [len("place")] * THREADS  # what ``get`` gives

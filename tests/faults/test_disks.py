@@ -151,12 +151,11 @@ def test_seconds_of_a_crashed_part_count(tmp_path: Path) -> None:
     assert again.summary["wall_seconds"] >= finished.seconds > found.seconds > 0
 
 
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_a_full_disk_for_a_figure_is_named_and_an_earlier_figure_stays(
-    kind: str, undisturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_disk(tmp_path / "disk", "8k") as change:
-        picture = tmp_path / "disk" / f"accuracy.{kind}"
+        picture = tmp_path / "disk" / "accuracy.png"
         picture.write_bytes(b"the earlier figure")
         arguments = ["figure", "bars", str(undisturbed.folder), "--output", str(picture)]
         assert main(arguments) == 1
