@@ -322,7 +322,10 @@ class Federation:
                 or if no client was asked to train.
         """
         admitted, updates, refusals = self._accept(replies)
-        updates, scaled, scaled_why = self._filter(updates, state)
+        scaled: Factors = {}
+        scaled_why: dict[str, list[str]] = {}
+        if self.filters:
+            updates, scaled, scaled_why = self._filter(updates, state)
         needed, by = 0, ""
         asked = self._asked_to_train
         if enough:
