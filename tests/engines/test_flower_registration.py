@@ -52,16 +52,6 @@ def test_a_registration_that_cannot_be_read_is_that_node_s_refusal(answer: Any, 
     assert registered(engine, ["c"]) == ([], []), "no node is asked again at once"
 
 
-class Turns:
-    """Answers with one after another."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-
-    def __call__(self, message: Message) -> Message | None:
-        return self.answers.pop(0)(message)
-
-
 def node_of(folder: Path, cid: str = "1") -> Node:
     return Node(cid, {"domain": "sketch", "state-dir": str(folder / cid)}, [*OVERRIDES, f"output={folder}"])
 
@@ -70,7 +60,9 @@ def node_of(folder: Path, cid: str = "1") -> Node:
 def test_a_lost_registration_is_asked_for_again(grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_engine, "PATIENCE_SECONDS", 1.0)
     lost = scripted(Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"))
-    found, failures = registered(FlowerEngine(grid(Turns(lost, node_of(tmp_path)))), ["sketch-0"], 20.0)
+    answers = iter([lost, node_of(tmp_path)])
+    there = grid(lambda message: next(answers)(message))
+    found, failures = registered(FlowerEngine(there), ["sketch-0"], 20.0)
     assert found == ["sketch-0"]
     assert failures == []
 
@@ -188,8 +180,9 @@ def test_a_key_is_the_client_that_it_was_enrolled_for(
     ids=["deployed", "simulated"],
 )
 def test_a_deployed_key_is_one_client_and_a_simulated_node_several(
-    grid: Any, enrolled: bool, clients: set[str]
+    grid: Any, enrolled: bool, clients: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(flower_engine, "PATIENCE_SECONDS", 300.0)  # the node reads three domains for the first time
     there = grid()
     there.world.join(Node("0", {"partition-id": 0, "num-partitions": 1}, OVERRIDES), "sketch-0")
     engine = FlowerEngine(there, enrolled=enrolled)

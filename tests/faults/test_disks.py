@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,12 @@ def settings(output: Path, **more: Any) -> RunSettings:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(settings(tmp_path_factory.mktemp("undisturbed")))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped before its last round."""
+    return run(settings(tmp_path_factory.mktemp("stopped")), stop_after=ROUNDS - 1).folder
 
 
 def size_of(folder: Path) -> int:
@@ -111,24 +118,24 @@ def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trial", range(trials(5)))
 def test_a_checkpoint_torn_anywhere_costs_a_round_and_nothing_else(
-    trial: int, undisturbed: Run, tmp_path: Path
+    trial: int, undisturbed: Run, stopped: Path, tmp_path: Path
 ) -> None:
     """From its first byte to its last."""
-    run(settings(tmp_path), stop_after=3)
-    newest = max((tmp_path / "checkpoint").iterdir())
+    output = shutil.copytree(stopped, tmp_path / "run")
+    newest = max((output / "checkpoint").iterdir())
     whole = newest.read_bytes()
     newest.write_bytes(whole[: trial * len(whole) // trials(5)])
-    assert run(settings(tmp_path, resume=True)).sha256 == undisturbed.sha256
+    assert run(settings(output, resume=True)).sha256 == undisturbed.sha256
 
 
-def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_one_run(stopped: Path, tmp_path: Path) -> None:
     """A submitted run goes on without a terminal; it must not be resumed meanwhile."""
-    run(settings(tmp_path), stop_after=1)
-    with run_lock(tmp_path):
+    output = shutil.copytree(stopped, tmp_path / "run")
+    with run_lock(output):
         for more in ({"resume": True}, {"overwrite": True}):
             with pytest.raises(ConfigError, match=r"another process is writing a run to .*flwr stop"):
-                run(replace(settings(tmp_path), **more))
-    assert run(settings(tmp_path, resume=True)).summary["rounds"] == ROUNDS
+                run(replace(settings(output), **more))
+    assert run(settings(output, resume=True)).summary["rounds"] == ROUNDS
 
 
 def test_seconds_of_a_crashed_part_count(tmp_path: Path) -> None:
