@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from crashes import CrashError, crash_in
 from support.hostile import ATTACKS, scaled
 from support.own_states import KEEPING, own_state, versions
 from support.runs import Run, TouchedEngine, run
@@ -222,21 +223,6 @@ def test_the_state_survives_encoding(method: str, baseline: Baseline) -> None:
     assert again.sha256() == state.sha256()
 
 
-class CrashError(Exception):
-    """The server's process ends."""
-
-
-def crash_in_round(number: int, exchange: str) -> Callable[[Request, Payload], Payload]:
-    """Ends the run when the last client has answered: all devices have kept their state, the server has not."""
-
-    def edit(request: Request, payload: Payload) -> Payload:
-        if request.round == number and request.exchange == exchange and request.train:
-            raise CrashError
-        return payload
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("method", "participation"),
     [
@@ -254,7 +240,7 @@ def test_a_crashed_run_is_resumed_bit_for_bit(
     whole = baseline(method) if participation == 1 else run(make(tmp_path / "whole"))
     settings = make(tmp_path / "crashed")
     exchange = settings.method.exchanges[-1 if participation == 1 else 0]  # after the first, devices are ahead
-    engine = TouchedEngine(settings, edit=crash_in_round(2, exchange))
+    engine = TouchedEngine(settings, edit=crash_in((2, exchange)))
     with pytest.raises(CrashError):
         run(settings, engine)
     resumed = run(make(tmp_path / "crashed", resume=True))
@@ -302,19 +288,16 @@ def test_who_sits_out_keeps_its_state(method: str, tmp_path: Path) -> None:
     settings = three_rounds(method, tmp_path, train={"local_steps": 2}, rounds={"participation": 0.5})
     done = run(settings)
     per_round = len(settings.method.exchanges)
-    taken = [row for row in done.replies() if row["status"] in ("trained", "scaled")]
-    rounds = {client: {int(row["round"]) for row in taken if row["client"] == client} for client in _clients(taken)}
+    rounds: dict[str, set[int]] = {}
+    for row in done.replies():
+        if row["status"] in ("trained", "scaled"):
+            rounds.setdefault(row["client"], set()).add(int(row["round"]))
     assert any(len(numbers) < ROUNDS for numbers in rounds.values())
-    folders = [folder for run_folder in (tmp_path / "clients").glob("*") for folder in run_folder.iterdir()]
-    for folder in folders:
+    for folder in (tmp_path / "clients").glob("*/*"):
         newest = versions(folder)[-1]
         assert newest.position // per_round == max(rounds[folder.name])
         assert own_state(folder)
     assert_finite(done)
-
-
-def _clients(rows: list[dict[str, str]]) -> set[str]:
-    return {row["client"] for row in rows}
 
 
 @every_method

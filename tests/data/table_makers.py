@@ -44,6 +44,13 @@ def write_set(folder: Path, rows: Sequence[tuple[int, int]] = ROWS, **columns: A
     return folder
 
 
+def write_images(folder: Path, images: Sequence[bytes]) -> Path:
+    """A saved set of files as they are, all of one label."""
+    cells = {"image": [{"bytes": image, "path": None} for image in images], "label": [0] * len(images)}
+    datasets.Dataset.from_dict(cells, features=make_set(ROWS).features).save_to_disk(folder)
+    return folder
+
+
 def write_splits(folder: Path, **splits: Sequence[tuple[int, int]]) -> Path:
     datasets.DatasetDict({name: make_set(rows) for name, rows in splits.items()}).save_to_disk(folder)
     return folder

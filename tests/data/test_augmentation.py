@@ -14,37 +14,19 @@ def noise(count: int = 16, height: int = 12, width: int = 12) -> torch.Tensor:
     return torch.randint(256, (count, 3, height, width), generator=generator(0, "images"), dtype=torch.uint8)
 
 
-def test_output_is_normalised_float32_and_the_input_is_untouched() -> None:
-    images = noise()
-    before = images.clone()
-    for output in (EVERYTHING.train(images, generator(0, "draw")), EVERYTHING.test(images)):
-        assert output.dtype == torch.float32
-        assert output.shape == images.shape
-    assert torch.equal(images, before)
-
-
 def test_test_transform_is_the_formula() -> None:
     images = noise()
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (EVERYTHING.mean, EVERYTHING.std))
     torch.testing.assert_close(EVERYTHING.test(images), (images.float() / 255 - mean) / std)
 
 
-def test_normalisation_by_image_is_the_formula_and_removes_brightness_and_contrast() -> None:
+def test_normalisation_by_image_is_the_formula() -> None:
     images = noise(4)
-    augmentation = Augmentation(normalisation="image")
-    found = augmentation.test(images)
-    for image, result in zip(images, found, strict=True):
+    images[3] = 200  # of one colour
+    for image, result in zip(images, Augmentation(normalisation="image").test(images), strict=True):
         values = image.double() / 255
-        expected = (values - values.mean()) / values.std(correction=0)
-        torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
-    darker = (images // 4 * 2).to(torch.uint8)
-    brighter = darker + 100
-    torch.testing.assert_close(augmentation.test(darker), augmentation.test(brighter), atol=1e-4, rtol=1e-4)
-
-
-def test_an_image_of_one_colour_becomes_zero_by_image_normalisation() -> None:
-    flat = torch.full((2, 3, 8, 8), 200, dtype=torch.uint8)
-    assert Augmentation(normalisation="image").test(flat).abs().max() < 1e-4
+        expected = (values - values.mean()) / values.std(correction=0).clamp(min=1e-3)
+        torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=1e-5)
 
 
 def test_nothing_switched_on_is_the_test_transform_and_still_draws() -> None:
@@ -55,16 +37,12 @@ def test_nothing_switched_on_is_the_test_transform_and_still_draws() -> None:
 
 
 def test_same_key_same_result_other_key_other_result() -> None:
-    images = noise()
+    images, before = noise(), torch.random.get_rng_state()
     first = EVERYTHING.train(images, generator(0, "draw", 1))
     assert torch.equal(first, EVERYTHING.train(images, generator(0, "draw", 1)))
     assert not torch.equal(first, EVERYTHING.train(images, generator(0, "draw", 2)))
-
-
-def test_the_global_generator_is_neither_read_nor_moved() -> None:
-    before = torch.random.get_rng_state()
-    EVERYTHING.train(noise(), generator(0, "draw"))
-    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(images, noise()), "the input is untouched"
+    assert torch.equal(before, torch.random.get_rng_state()), "and the global generator"
 
 
 def test_a_sample_does_not_depend_on_the_others() -> None:
@@ -75,13 +53,6 @@ def test_a_sample_does_not_depend_on_the_others() -> None:
     assert torch.equal(first[0], second[0])
     shorter = EVERYTHING.train(images[:5], generator(0, "draw"))
     torch.testing.assert_close(first[:5], shorter)
-
-
-def test_samples_of_a_batch_get_different_parameters() -> None:
-    images = noise(1).expand(64, -1, -1, -1)
-    for augmentation in (Augmentation(crop_padding=4), Augmentation(rotation=30.0), Augmentation(erasing=1.0)):
-        assert len(augmentation.train(images, generator(0, "draw")).flatten(1).unique(dim=0)) > 30
-    assert len(Augmentation(flip=True).train(images, generator(0, "draw")).flatten(1).unique(dim=0)) == 2
 
 
 def test_crop_shows_a_window_of_the_padded_image() -> None:
@@ -123,6 +94,7 @@ def test_rotation_of_an_oblong_image_keeps_lengths() -> None:
     images[:, :, 15:25, 35:45] = 255
     output = Augmentation(rotation=180.0, **PLAIN).train(images, generator(0, "draw"))
     torch.testing.assert_close(output.sum(dim=(1, 2, 3)), torch.full((64,), 300.0), rtol=0.03, atol=0)
+    assert len(output.flatten(1).unique(dim=0)) > 30, "each image has an angle of its own"
 
 
 def test_erasing_blanks_one_rectangle_of_the_announced_size() -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,10 +27,21 @@ def same(tensors: dict[str, torch.Tensor]) -> bool:
 
 def test_made_once_and_read_again(own_cache: Path) -> None:
     build = Builder()
-    assert same(cached("kind", ["a", 1], build))
-    assert same(cached("kind", ["a", 1], build))
+    for _ in range(3):
+        found = cached("kind", ["a", 1], build)
+        assert same(found)
+        found["images"].zero_()  # which does not change the cache
     assert build.calls == 1
     assert [path.suffix for path in own_cache.iterdir()] == [".safetensors"]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-3],
+    "flipped": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "rubbish": lambda content: b"rubbish" * 99,
+    "headless": lambda content: b"\xff" * 8 + content[8:],
+}
 
 
 def test_another_key_is_another_entry() -> None:
@@ -43,35 +51,16 @@ def test_another_key_is_another_entry() -> None:
     assert build.calls == 4
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "rubbish", "headless"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_made_again(own_cache: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
     cached("kind", ["key"], build)
     (path,) = own_cache.iterdir()
-    content = path.read_bytes()
-    last = bytes([content[-1] ^ 1])
-    path.write_bytes(
-        {
-            "empty": b"",
-            "truncated": content[:-3],
-            "flipped": content[:-1] + last,
-            "rubbish": b"rubbish" * 99,
-            "headless": b"\xff" * 8 + content[8:],
-        }[damage]
-    )
-    assert same(cached("kind", ["key"], build))
-    assert build.calls == 2
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    for _ in range(2):
+        assert same(cached("kind", ["key"], build))
+        assert build.calls == 2
     assert str(path) in caplog.text
-    assert same(cached("kind", ["key"], build))
-    assert build.calls == 2
-
-
-def test_changing_what_was_read_does_not_change_the_cache() -> None:
-    build = Builder()
-    cached("kind", ["key"], build)
-    cached("kind", ["key"], build)["images"].zero_()
-    assert same(cached("kind", ["key"], build))
-    assert build.calls == 1
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,30 +68,6 @@ def test_a_folder_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatc
     blocked.write_text("not a folder")
     monkeypatch.setenv("GOLDFINCH_CACHE", str(blocked / "below"))
     assert same(cached("kind", ["key"], Builder()))
-
-
-@contextmanager
-def not_as_root() -> Iterator[None]:
-    """As an unprivileged user where the tests run as root, who may write everywhere."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if user == 0:
-            os.seteuid(0)
-
-
-def test_a_read_only_folder_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # which others may enter, unlike pytest's
-        Path(folder).chmod(0o555)
-        monkeypatch.setenv("GOLDFINCH_CACHE", folder)
-        with not_as_root():
-            assert not os.access(folder, os.W_OK, effective_ids=True)
-            assert same(cached("kind", ["key"], Builder()))
-        assert not list(Path(folder).iterdir())
-        Path(folder).chmod(0o755)
 
 
 def test_a_failed_build_leaves_nothing(own_cache: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ PROTOCOLS = {
 """For each protocol, the data that it is written for, and how many clients it has there."""
 
 
+@cache
 def composed(group: str, name: str) -> dict[str, Any]:
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         found = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
@@ -55,7 +57,7 @@ def names(group: str) -> list[str]:
 
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_file_builds_and_shows_every_field(name: str, tmp_path: Path) -> None:
-    node = composed("data", name)
+    node = {**composed("data", name)}
     assert (CONF / "data" / f"{name}.yaml").read_text().startswith("# ")
     node["root"] = str(tmp_path)
     (tmp_path / "domain").mkdir()
@@ -77,7 +79,7 @@ def test_every_protocol_file_builds_and_has_its_clients(name: str) -> None:
     assert isinstance(protocol, Protocol)
     assert set(node) - {"_target_"} | {"validation"} == {field.name for field in dataclasses.fields(protocol)}
     chosen, count = PROTOCOLS[name]
-    data = composed("data", chosen)
+    data = {**composed("data", chosen)}
     if node.get("counts") and data["_target_"].endswith("Digits"):
         data["domains"] = list(node["counts"])
     source = build(data, "data")

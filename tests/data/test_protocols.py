@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from data_makers import even_labels, made_up_domain
@@ -94,9 +95,16 @@ def test_fractions_override_the_common_fraction() -> None:
     assert protocol.test_domains(GLYPHS) == GLYPHS.domains
 
 
-def test_allocation_takes_a_whole_domain() -> None:
-    clients = parts(Allocation(counts={"sketch": 4}, fraction=0.25), "sketch", even_labels(100))
-    assert sorted(torch.cat(clients).tolist()) == list(range(100))
+def counts_of(protocol: Protocol, labels: np.ndarray) -> torch.Tensor:
+    """Samples of each client and class, [K, C]."""
+    return torch.stack(
+        [torch.from_numpy(labels[part]).bincount(minlength=10) for part in parts(protocol, "sketch", labels)]
+    )
+
+
+def unevenness(counts: torch.Tensor) -> float:
+    """How far the clients' shares of a class are apart."""
+    return float((counts / counts.sum(1, keepdim=True)).std(0).mean())
 
 
 @pytest.mark.parametrize(("available", "wanted"), [(899, 300), (127, 127)])
@@ -126,31 +134,22 @@ def test_the_split_is_fixed_over_run_seeds_unless_asked_otherwise() -> None:
 
 
 def test_dirichlet_divides_everything_among_the_clients() -> None:
-    protocol = Dirichlet(domain="sketch", alpha=0.3)
-    clients = parts(protocol, "sketch", even_labels(2000))
+    clients = parts(Dirichlet(domain="sketch", alpha=0.3), "sketch", even_labels(2000))
     assert len(clients) == 10
     assert sorted(torch.cat(clients).tolist()) == list(range(2000))
     assert min(map(len, clients)) >= 10
 
 
 def test_small_alpha_is_more_uneven_than_large() -> None:
-    labels = torch.from_numpy(even_labels(5000))
-
-    def unevenness(alpha: float) -> float:
-        clients = parts(Dirichlet(domain="sketch", alpha=alpha), "sketch", labels)
-        shares = torch.stack([torch.bincount(labels[part], minlength=10) / len(part) for part in clients])
-        return float(shares.std(0).mean())
-
-    assert unevenness(0.3) > 0.1
-    assert unevenness(1000.0) < 0.02
+    assert unevenness(counts_of(Dirichlet(domain="sketch", alpha=0.3), even_labels(5000))) > 0.1
+    assert unevenness(counts_of(Dirichlet(domain="sketch", alpha=1000.0), even_labels(5000))) < 0.02
 
 
 @pytest.mark.parametrize("skew", ["labels", "classes", "sizes", "none"])
-@pytest.mark.parametrize("clients", [1, 2, 3, 7])
+@pytest.mark.parametrize("clients", [1, 3, 7])
 def test_a_skewed_domain_goes_to_its_clients_without_overlap(skew: str, clients: int) -> None:
-    labels = torch.from_numpy(even_labels(1500))
     protocol = Skewed(skew=skew, client_count=clients, samples=1000, classes_each=4)
-    found = parts(protocol, "sketch", labels)
+    found = parts(protocol, "sketch", even_labels(1500))
     everyone = torch.cat(found)
     assert len(found) == clients
     assert len(everyone.unique()) == len(everyone) <= 1000
@@ -160,44 +159,28 @@ def test_a_skewed_domain_goes_to_its_clients_without_overlap(skew: str, clients:
 
 
 def test_each_skew_is_of_its_kind() -> None:
-    labels = torch.from_numpy(even_labels(2000))
-    held = {
-        skew: [torch.bincount(labels[part], minlength=10) for part in parts(Skewed(skew=skew), "sketch", labels)]
-        for skew in ("labels", "classes", "sizes", "none")
-    }
-
-    def unevenness(skew: str) -> float:
-        return float(torch.stack([counts / counts.sum() for counts in held[skew]]).std(0).mean())
-
-    def sizes(skew: str) -> list[int]:
-        return [int(counts.sum()) for counts in held[skew]]
-
-    assert unevenness("labels") > 0.1 > unevenness("sizes")
-    assert unevenness("none") < 0.05
-    assert [int((counts > 0).sum()) for counts in held["classes"]] == [2, 2, 2]
-    assert max(sizes("sizes")) > 1.5 * min(sizes("sizes"))
-    assert max(sizes("none")) - min(sizes("none")) <= 1
+    labels, classes, sizes, none = (
+        counts_of(Skewed(skew=skew), even_labels(2000)) for skew in ("labels", "classes", "sizes", "none")
+    )
+    assert unevenness(labels) > 0.1 > unevenness(sizes)
+    assert unevenness(none) < 0.05
+    assert (classes > 0).sum(1).tolist() == [2, 2, 2]
+    assert sizes.sum(1).max() > 1.5 * sizes.sum(1).min()
+    assert none.sum(1).max() - none.sum(1).min() <= 1
     assert len(Skewed().clients(GLYPHS)) == 3 * len(GLYPHS.domains)
 
 
 def test_classes_are_dealt_so_that_none_has_two_holders_more_than_another() -> None:
-    labels = torch.from_numpy(even_labels(2000))
-    found = parts(Skewed(skew="classes", client_count=7, classes_each=3), "sketch", labels)
-    holders = sum((torch.bincount(labels[part], minlength=10) > 0).long() for part in found)
-    assert sorted(holders.tolist()) == [2] * 9 + [3]
+    counts = counts_of(Skewed(skew="classes", client_count=7, classes_each=3), even_labels(2000))
+    assert sorted((counts > 0).sum(0).tolist()) == [2] * 9 + [3]
 
 
 def test_dirichlet_uses_a_sample_of_the_source_and_scores_the_others() -> None:
     protocol = Dirichlet(domain="printed", samples=1000)
-    clients = parts(protocol, "printed", even_labels(3000))
-    everyone = torch.cat(clients)
-    assert len(everyone.unique()) == 1000
+    assert len(torch.cat(parts(protocol, "printed", even_labels(3000))).unique()) == 1000
     assert protocol.test_domains(GLYPHS) == ("handwritten", "signs", "sketch")
     assert Dirichlet(domain="printed", score="all").test_domains(GLYPHS) == GLYPHS.domains
     assert Dirichlet().source(GLYPHS) == "handwritten"
-
-
-def test_dirichlet_needs_a_domain_left_to_score() -> None:
     with pytest.raises(ConfigError, match="no domain is left to score"):
         Dirichlet().test_domains(Glyphs(domains=("sketch",)))
 
@@ -209,19 +192,20 @@ def test_unknown_domains_are_named_with_the_nearest() -> None:
         Dirichlet(domain="sketches").clients(GLYPHS)
 
 
+FEW: list[tuple[Protocol, int, int, str]] = [
+    (Allocation(counts={"sketch": 1}, fraction=0.01), 50, 10, "less than one"),
+    (Dirichlet(domain="sketch"), 99, 10, "cannot give 10 clients 10 each"),
+    (Skewed(), 29, 10, "cannot give 3 clients 10 each"),
+    (Skewed(skew="classes", classes_each=6), 100, 5, "has 5 classes"),
+    (Skewed(skew="classes", classes_each=1), 60, 10, "a client would have 6 samples"),
+    (Dirichlet(domain="sketch", alpha=0.001), 100, 2, r"raise protocol\.alpha"),
+]
+
+
 def test_too_few_samples_are_an_error_with_a_way_out() -> None:
-    with pytest.raises(DataError, match="less than one"):
-        parts(Allocation(counts={"sketch": 1}, fraction=0.01), "sketch", even_labels(50))
-    with pytest.raises(DataError, match="cannot give 10 clients 10 each"):
-        parts(Dirichlet(domain="sketch"), "sketch", even_labels(99))
-    with pytest.raises(DataError, match="cannot give 3 clients 10 each"):
-        parts(Skewed(), "sketch", even_labels(29))
-    with pytest.raises(DataError, match="has 5 classes"):
-        parts(Skewed(skew="classes", classes_each=6), "sketch", even_labels(100, 5))
-    with pytest.raises(DataError, match="a client would have 6 samples"):
-        parts(Skewed(skew="classes", classes_each=1), "sketch", even_labels(60))
-    with pytest.raises(DataError, match=r"raise protocol\.alpha"):
-        parts(Dirichlet(domain="sketch", alpha=0.001), "sketch", even_labels(100, 2))
+    for protocol, samples, classes, message in FEW:
+        with pytest.raises(DataError, match=message):
+            parts(protocol, "sketch", even_labels(samples, classes))
 
 
 @pytest.mark.parametrize(
@@ -255,18 +239,14 @@ def test_hashes_are_stable_and_notice_every_part() -> None:
     value = split_hash("glyphs", client, indices, labels)
     # written down once: histories of different versions stay comparable
     assert value == "aabffef42ce1b3c697b69f2b2df816c5b48b233638d8679489c0f05c85f6de94"
-    relabelled = labels.clone()
-    relabelled[3] = 0
-    unseen = labels.clone()
-    unseen[0] = 9
     others = [
         split_hash("digits", client, indices, labels),
         split_hash("glyphs", ClientSpec("sketch", 1), indices, labels),
         split_hash("glyphs", client, indices[:2], labels),
-        split_hash("glyphs", client, indices, relabelled),
+        split_hash("glyphs", client, indices, torch.tensor([0, 1, 2, 0, 4, 5])),
     ]
     assert len({value, *others}) == 5
-    assert split_hash("glyphs", client, indices, unseen) == value
+    assert split_hash("glyphs", client, indices, torch.tensor([9, 1, 2, 3, 4, 5])) == value, "of an unseen sample"
 
 
 def test_the_combined_hash_ignores_the_order_of_arrival() -> None:

@@ -6,34 +6,21 @@ import hashlib
 
 import pytest
 import torch
-from support.toy import Toy
 
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
 from common.errors import DataError
 
 
-def test_textures_are_the_same_from_the_cache():
-    drawn, again = Textures()._read("textures"), Textures()._read("textures")
-    assert drawn.train.images.shape == (1024, 3, 32, 32)
-    assert drawn.test.images.shape == (64, 3, 32, 32)
-    assert torch.equal(drawn.train.images, again.train.images)
-    assert torch.equal(drawn.test.images, again.test.images)
-    assert not bool(drawn.train.labels.any())
-
-
 def test_textures_have_known_pixels():
     """A changed pixel would part clients of different versions without a word."""
-    digest = hashlib.sha256(Textures()._read("textures").train.images.numpy().tobytes()).hexdigest()
-    assert digest[:16] == "f1bc57ca4112013c"
-
-
-def test_textures_vary_and_have_edges():
-    images = Textures().load("textures").train.images.float() / 255
-    assert float(images.mean((2, 3)).std(0).min()) > 0.15  # colours differ between images
-    steps = (images[..., 1:] - images[..., :-1]).abs()
-    assert 0.005 < float(steps.mean()) < 0.1  # smooth on the whole
-    assert float((steps.amax((1, 2, 3)) > 0.2).float().mean()) > 0.3  # but for the borders of patches
+    for _ in range(2):  # the second time from the cache
+        drawn = Textures()._read("textures")
+        assert drawn.train.images.shape == (1024, 3, 32, 32)
+        assert drawn.test.images.shape == (64, 3, 32, 32)
+        assert not bool(drawn.train.labels.any())
+        digest = hashlib.sha256(drawn.train.images.numpy().tobytes()).hexdigest()
+        assert digest[:16] == "f1bc57ca4112013c"
 
 
 @pytest.mark.parametrize("size", [16, 64])
@@ -61,14 +48,9 @@ def test_fingerprints_of_different_sets_differ():
     changed = images.clone()
     changed[3, 2, 31, 31] ^= 1
     assert int(fingerprint(images)) == int(fingerprint(images.clone()))
-    assert int(fingerprint(images)) != int(fingerprint(changed))
-    assert int(fingerprint(images)) != int(fingerprint(images.flip(0)))
-    assert int(fingerprint(images)) != int(fingerprint(images.reshape(4, 3, 64, 16)))
+    for other in (changed, images.flip(0), images.reshape(4, 3, 64, 16)):
+        assert int(fingerprint(images)) != int(fingerprint(other))
     assert fingerprint(images).dtype == torch.int64
-
-
-def test_any_data_set_can_be_the_public_one():
-    assert PublicImages(Toy(domains=("dark",)), "dark", 8).load().shape == (8, 3, 16, 16)
 
 
 def test_what_cannot_be_is_refused():

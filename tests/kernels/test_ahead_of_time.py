@@ -86,8 +86,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("architecture", [75, 80, 87, 90])
-@pytest.mark.parametrize("name", CASES)
+LARGEST = "everything, 2000 prototypes of long features"
+
+
+TARGETS = [*((name, 90) for name in CASES), *((LARGEST, architecture) for architecture in (75, 80, 87))]
+
+
+@pytest.mark.parametrize(("name", "architecture"), TARGETS)
 def test_compiles_to_machine_code(monkeypatch, name, architecture):
     found = compiled(monkeypatch, make(*CASES[name], dtype="bfloat16"), architecture)
     assert len(found.asm["cubin"]) > 1000

@@ -35,13 +35,13 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 16, 512])
 def test_agrees_with_finch_clust_on_random_sets(kind, size):
-    """5 kinds x 3 sizes x 30 sets x 2 levels: 900 partitions.
+    """5 kinds x 3 sizes x 10 sets x 2 levels: 300 partitions.
 
     They may differ only where two neighbours are closer than float32 can tell (1e-7; duplicates are ties). Which of
     these is taken hangs on the processor's last bits, so ours must then be as near as float64's nearest, to 1e-6.
     """
     different = 0
-    for number in range(30):
+    for number in range(10):
         draw = generator(number, kind, size)
         count = int(torch.randint(4, 400 if number % 10 == 0 else 80, (1,), generator=draw))
         rows = KINDS[kind](torch.randn(count, size, generator=draw), draw)
@@ -55,7 +55,7 @@ def test_agrees_with_finch_clust_on_random_sets(kind, size):
                 cosines = units @ units.T - 3 * torch.eye(len(units))
                 ours_at = cosines.gather(1, first_neighbours(rows)[:, None])[:, 0]
                 assert (cosines.max(1).values - ours_at).max() < 1e-6, (kind, size, number, level)
-    assert different <= 3, "of 60"
+    assert different <= 1, "of 20"
 
 
 def smallest_gap(rows):
@@ -114,9 +114,7 @@ def test_bad_requests_are_named():
 
 def test_prototypes_import_without_the_package():
     """GPU machines may lack finch-clust: nothing needs it until it is asked for."""
-    code = (
-        "import sys; sys.modules['finch'] = None; import common.losses; from common.prototypes import partition; "
-        + ("import torch; print(partition(torch.eye(4), clustering='torch').shape)")
-    )
+    code = "import sys; sys.modules['finch'] = None; import common.losses, common.prototypes, torch; "
+    code += "common.prototypes.partition(torch.eye(4), clustering='torch')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -36,9 +36,10 @@ def gradient_of(loss, features):
     return torch.autograd.grad(loss, features)[0]
 
 
-@pytest.mark.parametrize("with_gradient", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("with_gradient", "dtype", "biased"),
+    [(True, torch.float32, True), (True, torch.bfloat16, False), (False, torch.float32, False)],
+)
 def test_the_operator_is_registered_correctly(problem, with_gradient, dtype, biased):
     """Schema, autograd registration, fake tensors, and the same under AOT tracing."""
     features, labels, prototypes, class_rows = problem
@@ -127,16 +128,12 @@ def test_rows_are_prepared_once_per_set(problem):
     assert wanted_counts(prototypes, TERMS).tolist() == [1, 2, 1, 1, 2]
 
 
-def test_alignment_counts_are_safe_from_float_error():
-    for fraction, rows, expected in [
-        (0.1, 30, 3),
-        (0.7, 10, 7),
-        (0.34, 50, 17),
-        (0.5, 3, 2),
-        (1.0, 7, 7),
-        (0.01, 5, 1),
-    ]:
-        assert alignment_count(rows, fraction) == expected, (fraction, rows)
+@pytest.mark.parametrize(
+    ("fraction", "rows", "expected"),
+    [(0.1, 30, 3), (0.7, 10, 7), (0.34, 50, 17), (0.5, 3, 2), (1.0, 7, 7), (0.01, 5, 1)],
+)
+def test_alignment_counts_are_safe_from_float_error(fraction, rows, expected):
+    assert alignment_count(rows, fraction) == expected
 
 
 @pytest.fixture
@@ -163,14 +160,7 @@ def test_full_precision_suspends_tf32_and_autocast_and_gives_them_back(tf32):
 
 
 @pytest.fixture
-def untried():
-    operator._tried.cache_clear()
-    yield
-    operator._tried.cache_clear()
-
-
-@pytest.fixture
-def kernel(monkeypatch, untried):
+def kernel(monkeypatch):
     """Puts a function in the place of the Triton kernel."""
 
     def replace(function):
@@ -178,17 +168,12 @@ def kernel(monkeypatch, untried):
         module.launch = function
         monkeypatch.setitem(sys.modules, "common.losses.triton_kernel", module)
 
-    return replace
+    operator._tried.cache_clear()
+    yield replace
+    operator._tried.cache_clear()
 
 
 CPU = torch.device("cpu")
-
-
-def test_a_device_is_tried_once(kernel):
-    kernel(evaluate)
-    assert operator._tried(CPU)
-    kernel(lambda *_: pytest.fail("asked twice"))
-    assert operator._tried(CPU)
 
 
 def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
@@ -198,10 +183,14 @@ def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
     kernel(no_compiler)
     with pytest.warns(RuntimeWarning, match="Failed to find C compiler.*PyTorch computes them"):
         assert not operator._tried(CPU)
+    kernel(lambda *_: pytest.fail("asked twice"))
     assert not operator._tried(CPU)
 
 
-def test_kernels_that_are_wrong_are_not_used(kernel):
+def test_kernels_that_are_right_are_used_and_wrong_ones_are_not(kernel):
+    kernel(evaluate)
+    assert operator._tried(CPU)
+    operator._tried.cache_clear()
     kernel(lambda call: tuple(1.01 * tensor for tensor in evaluate(call)))
     with pytest.warns(RuntimeWarning, match="off by"):
         assert not operator._tried(CPU)

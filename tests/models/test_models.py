@@ -24,11 +24,7 @@ from strategies.fedbn import norm_state_names
 
 CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "timm")  # an extra
 SIZES = {"resnet10_plvm": 64, "resnet50": 64, "resnet18": 64, "fedbn_digit": 28, "alexnet": 64}
-CAM = [Small(), DigitCNNPooled(), ResNet10(), ResNet10PLVM(), TorchvisionResNet(18), TorchvisionResNet(50)]
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+CAM = [Small(), DigitCNNPooled(), ResNet10PLVM(), TorchvisionResNet(18)]
 
 
 def choice(name: str) -> ModelSpec:
@@ -59,27 +55,6 @@ def multiply_adds(model: Model, size: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spec", "features"),
-    [(Small(features=512), 512), (ResNet10(width=32), 256), (ResNet10(width=16), 128)],
-    ids=["small with 512 features", "half of ResNet-10", "a quarter of ResNet-10"],
-)
-def test_other_widths_have_features_and_start_from_their_seed(spec: ModelSpec, features: int) -> None:
-    model, same, other = spec.build(5, 32, 0), spec.build(5, 32, 0), spec.build(5, 32, 1)
-    found, logits = model(images(3, 32))
-    assert found.shape == (3, features)
-    assert logits.shape == (3, 5)
-    assert model.feature_size == features
-    name = "backbone.conv1.weight"
-    assert torch.equal(model.state_dict()[name], same.state_dict()[name])
-    assert not torch.equal(model.state_dict()[name], other.state_dict()[name])
-
-
-def test_choices_are_all_there():
-    expected = {"small", "resnet10", "resnet10_plvm", "resnet18", "resnet50", "digit_cnn", "digit_cnn_gap"}
-    assert set(CHOICES) >= expected | {"fedbn_digit"}
-
-
-@pytest.mark.parametrize(
     ("spec", "size", "classes", "count"),
     [
         (ResNet10(), 32, 10, 4_903_242),  # FPL
@@ -99,12 +74,7 @@ def test_choices_are_all_there():
     ],
 )
 def test_parameter_counts(spec, size, classes, count):
-    assert parameters(spec.build(classes, size, 0)) == count
-
-
-def test_backbone_and_head_counts_of_fedpall():
-    model = TorchvisionResNet(50, "multilayer").build(10, 64, 0)
-    assert (parameters(model.backbone), parameters(model.head)) == (23_508_032, 1_318_922)
+    assert sum(parameter.numel() for parameter in spec.build(classes, size, 0).parameters()) == count
 
 
 @pytest.mark.parametrize(
@@ -133,6 +103,7 @@ def test_torchvision_networks_compute_what_torchvision_computes():
 def test_every_choice_returns_features_and_logits(name):
     size = SIZES.get(name, 32)
     model = choice(name).build(7, size, 3)
+    assert {key.split(".")[0] for key in model.state_dict()} == {"backbone", "head"}
     batch = images(4, size)
     features, logits = model(batch)
     assert features.shape == (4, model.feature_size)
@@ -147,13 +118,6 @@ def test_every_choice_returns_features_and_logits(name):
     torch.testing.assert_close(model.classify(features), logits)
     F.cross_entropy(logits, torch.tensor([0, 1, 2, 6])).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_names_begin_with_backbone_or_head(name):
-    model = choice(name).build(10, SIZES.get(name, 32), 0)
-    assert {key.split(".")[0] for key in model.state_dict()} == {"backbone", "head"}
-    assert all(value.device.type == "cpu" for value in model.state_dict().values())
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -222,14 +186,17 @@ def test_no_classes_are_refused():
         Small().build(0, 32, 0)
 
 
-@pytest.mark.parametrize("spec", [Small("group"), ResNet10("group"), FedBNDigit("group")])
+@pytest.mark.parametrize(
+    "spec",
+    [Small("group"), ResNet10("group"), FedBNDigit("group"), TorchvisionResNet(18, "multilayer", norm="group")],
+)
 def test_group_norm_replaces_all_batch_norm(spec):
-    model = spec.build(10, 28, 0)
+    model = spec.build(10, 32, 0)
     groups = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
     assert groups
     assert all(module.num_channels // module.num_groups == GROUP_WIDTH for module in groups)
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    batch = images(3, 28)
+    batch = images(3, 32)
     together, alone = model(batch)[1], torch.cat([model(row[None])[1] for row in batch])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)  # no image depends on its batch
 
@@ -243,13 +210,10 @@ def test_a_network_without_normalisation_trains(spec):
     model = spec.build(4, 32, 0).train()
     assert norm_state_names(model) == set()
     assert not any(isinstance(module, nn.GroupNorm) for module in model.modules())
-    batch = images(4, 32)
-    features, logits = model(batch)
-    assert torch.isfinite(features).all()
+    features, logits = model(images(4, 32))
     assert features.abs().max() < 100, "features must not grow with the depth"
-    torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
-    moved = [parameter.grad is not None and bool(parameter.grad.any()) for parameter in model.parameters()]
-    assert any(moved)
+    F.cross_entropy(logits, torch.arange(4)).backward()
+    assert any(bool(parameter.grad.any()) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -261,12 +225,6 @@ def test_the_digit_networks_can_be_normalised(spec, norm):
     assert not any(isinstance(module, (nn.BatchNorm2d, nn.GroupNorm)) for module in plain.modules())
     assert any(isinstance(module, kind) for module in model.modules())
     assert model(images(2, 32))[1].shape == (2, 10)
-
-
-def test_group_norm_reaches_the_multilayer_head():
-    model = TorchvisionResNet(18, "multilayer", norm="group").build(5, 32, 0)
-    assert isinstance(model.head.bn1, nn.GroupNorm)
-    assert model(images(1, 32))[1].shape == (1, 5)
 
 
 @pytest.mark.parametrize("spec", CAM)

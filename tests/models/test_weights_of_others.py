@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save, save_file
+from torch import Tensor, nn
 
 from common.models.base import ModelError
 from common.models.pretrained import load_weights
 from common.models.residual import ResidualBackbone
-from common.models.torchvision import Torchvision
 from common.text import warn_once
 
 State = dict[str, Tensor]
@@ -69,10 +68,11 @@ FILES: dict[str, Callable[[State], Any]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt", ".th", ".bin", ".safetensors", ""])
+@pytest.mark.parametrize("suffix", [".pth.tar", ".bin", ".safetensors", ""])
 def test_a_file_is_known_by_its_bytes(suffix: str, state: State, tmp_path: Path) -> None:
-    torch.save({"state_dict": with_prefix("module.", state)}, tmp_path / f"saved{suffix}")
-    check_same(load(tmp_path / f"saved{suffix}"), state)
+    for format_of_zip in (True, False):  # the old format of torch too
+        torch.save(state, tmp_path / f"saved{suffix}", _use_new_zipfile_serialization=format_of_zip)
+        check_same(load(tmp_path / f"saved{suffix}"), state)
     save_file(with_prefix("module.", state), tmp_path / f"safe{suffix}")
     check_same(load(tmp_path / f"safe{suffix}"), state)
 
@@ -89,18 +89,20 @@ def check_same(backbone: ResidualBackbone, state: State) -> None:
         assert torch.equal(found[name], tensor), name
 
 
+class Transformer(nn.Module):
+    """Its names begin with encoder, as torchvision's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(2, 2)
+        self.ln = nn.LayerNorm(2)
+
+
 def test_names_of_the_network_itself_are_no_prefixes(tmp_path: Path) -> None:
-    """torchvision's vision transformer has names that begin with encoder."""
-    small = Torchvision("vit_b_16").build(2, 32, 0)
-    kept = {name.removeprefix("backbone."): tensor for name, tensor in small.state_dict().items()}
-    chosen = {name: tensor for name, tensor in kept.items() if not name.startswith("head.")}
-    torch.save(with_prefix("module.", chosen), tmp_path / "vit.pth")
-    load_weights(small.backbone, tmp_path / "vit.pth", "model.weights", (), "")
-
-
-def test_the_old_format_of_torch_is_read(state: State, tmp_path: Path) -> None:
-    torch.save({"state_dict": state}, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
-    check_same(load(tmp_path / "old.pth.tar"), state)
+    saved, started = Transformer(), Transformer()
+    torch.save(with_prefix("module.", saved.state_dict()), tmp_path / "saved.pth")
+    load_weights(started, tmp_path / "saved.pth", "model.weights", (), "")
+    assert torch.equal(saved.encoder.weight, started.encoder.weight)
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_safetensors(tmp_path: Path) -> None:
@@ -123,7 +125,6 @@ def test_what_was_taken_dropped_and_missing_is_said(
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"model.weights={tmp_path / 'file.th'}: {len(without)} tensors are taken" in message
     assert "dropped: classifier.weight, classifier.bias; missing: bn1.num_batches_tracked" in message
-    assert " more" in message
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -145,9 +146,10 @@ def test_values_that_are_not_finite_are_refused(value: float, state: State, tmp_
         (lambda state: {"epoch": 3, "weights": 1}, "it holds epoch, weights, and none of state_dict, model, teacher"),
         (lambda state: [state], "is no state dict"),
         (lambda state: state | {"layer1.2.conv1.weight": torch.zeros(1)}, "unknown tensors layer1.2.conv1.weight"),
+        (lambda state: state | {"conv1.weight": torch.zeros(3, 3)}, "other shapes for conv1"),
         (lambda state: with_prefix("encoder.", state) | with_prefix("backbone.", state), "may both be conv1.weight"),
     ],
-    ids=["no state dict", "a list", "another depth", "two networks"],
+    ids=["no state dict", "a list", "another depth", "another shape", "two networks"],
 )
 def test_what_does_not_fit_is_named(
     content: Callable[[State], Any], message: str, state: State, tmp_path: Path
@@ -155,3 +157,9 @@ def test_what_does_not_fit_is_named(
     torch.save(content(state), tmp_path / "file.pth")
     with pytest.raises(ModelError, match=message):
         load(tmp_path / "file.pth")
+
+
+def test_half_a_file_is_refused(state: State, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(save(state)[:1000])
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load(tmp_path / "file")
