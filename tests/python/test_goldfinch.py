@@ -5,12 +5,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from support.partial import without_domain
 
 import goldfinch as gf
 from common.errors import ConfigError
@@ -22,14 +22,19 @@ SMALL = {"protocol.samples": 40, "rounds.test_samples": 30, "train.batch_size": 
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """FPL and FedAvg with one seed, and FPL with another."""
     folder = tmp_path_factory.mktemp("runs with spaces")
     common: dict[str, Any] = {"data": "glyphs", "rounds": 2, "quiet": True, "settings": SMALL}
-    fpl = gf.run(method="fpl", seed=0, output=folder / "fpl", **common)
+    gf.run(method="fpl", seed=0, output=folder / "fpl", **common)
     gf.run("method=fpl", "seed=1", output=folder / "fpl 1", **common)
     gf.run(method="fedavg", seed=0, output=str(folder / "fedavg"), **common)
-    return SimpleNamespace(folder=folder, fpl=fpl)
+    return folder
+
+
+@pytest.fixture
+def fpl(folder: Path) -> gf.Run:
+    return gf.load_run(folder / "fpl")
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -83,65 +88,57 @@ def test_an_unknown_keyword_is_refused_with_the_nearest() -> None:
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_the_numbers_of_its_summary(trained: SimpleNamespace) -> None:
-    run = trained.fpl
-    summary = json.loads((trained.folder / "fpl" / "summary.json").read_text())
-    assert (run.average, run.worst) == (summary["average"], summary["worst"])
-    assert run.accuracy == summary["accuracy"]
-    assert run.sha256 == summary["state_sha256"]
-    assert (run.method, run.seed, run.missing, run.finished) == ("fpl", 0, {}, True)
-    assert run.settings["train"]["rounds"] == 2
-    assert "fpl, seed 0, average" in repr(run)
-    assert "<table" in run._repr_html_()
+def test_a_run_has_the_numbers_of_its_summary(folder: Path, fpl: gf.Run) -> None:
+    summary = json.loads((folder / "fpl" / "summary.json").read_text())
+    assert (fpl.average, fpl.worst) == (summary["average"], summary["worst"])
+    assert fpl.accuracy == summary["accuracy"]
+    assert fpl.sha256 == summary["state_sha256"]
+    assert (fpl.method, fpl.seed, fpl.missing, fpl.finished) == ("fpl", 0, {}, True)
+    assert fpl.settings["train"]["rounds"] == 2
+    assert "fpl, seed 0, average" in repr(fpl)
+    assert "<table" in fpl._repr_html_()
 
 
-def test_records_are_data_frames_with_numbers(trained: SimpleNamespace) -> None:
-    run = trained.fpl
-    last = run.history[run.history["round"] == 2]
-    assert dict(zip(last["domain"], last["accuracy"], strict=True)) == pytest.approx(run.accuracy, abs=1e-4)
-    assert list(run.scores.index) == [0, 1, 2]
-    assert run.scores.loc[2, "average"] == run.average
-    trained_rows = run.replies[run.replies["status"].isin(["trained", "scaled"])]
-    assert trained_rows.groupby("round")["client"].nunique().tolist() == [4, 4]
-    assert pd.api.types.is_numeric_dtype(run.replies["bytes_up"])
-    assert pd.api.types.is_numeric_dtype(run.replies["seconds_train"])
+def test_records_are_data_frames_with_numbers(fpl: gf.Run) -> None:
+    last = fpl.history[fpl.history["round"] == 2]
+    assert dict(zip(last["domain"], last["accuracy"], strict=True)) == pytest.approx(fpl.accuracy, abs=1e-4)
+    assert fpl.scores.loc[2, "average"] == fpl.average
+    trained = fpl.replies[fpl.replies["status"].isin(["trained", "scaled"])]
+    assert trained.groupby("round")["client"].nunique().tolist() == [4, 4]
+    assert pd.api.types.is_numeric_dtype(fpl.replies["bytes_up"])
 
 
-def test_confusion_counts_are_those_of_the_score(trained: SimpleNamespace) -> None:
-    run = trained.fpl
-    table = run.confusion("sketch")
-    correct = sum(table.iloc[index, index] for index in range(len(table)))
-    assert 100 * correct / table.to_numpy().sum() == pytest.approx(run.accuracy["sketch"])
-    with pytest.raises(ConfigError, match=r"'moon'.*round: handwritten"):
-        run.confusion("moon")
+def test_confusion_counts_are_those_of_the_score(fpl: gf.Run) -> None:
+    counts = fpl.confusion("sketch").to_numpy()
+    assert 100 * counts.trace() / counts.sum() == pytest.approx(fpl.accuracy["sketch"])
+    with pytest.raises(ConfigError, match=r"'moon'.*handwritten"):
+        fpl.confusion("moon")
     with pytest.raises(ConfigError, match=r"round 9; rounds: 0, 1, 2"):
-        run.confusion("sketch", 9)
+        fpl.confusion("sketch", 9)
 
 
-def test_a_run_draws_its_accuracies_and_writes_its_report(trained: SimpleNamespace, tmp_path: Path) -> None:
-    axes = trained.fpl.plot().axes[0]
-    labels = [str(line.get_label()) for line in axes.get_lines()]
+def test_a_run_draws_its_accuracies_and_writes_its_report(fpl: gf.Run, tmp_path: Path) -> None:
+    labels = [str(line.get_label()) for line in fpl.plot().axes[0].get_lines()]
     assert "sketch" in labels
     assert any(label.startswith("average") for label in labels)
-    path = trained.fpl.report(tmp_path / "page.html")
-    assert path == tmp_path / "page.html"
+    path = fpl.report(tmp_path / "page.html")
     assert path.read_text().startswith("<!doctype html>")
 
 
-def test_the_model_of_a_run_is_the_exported_one(trained: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_model_of_a_run_is_the_exported_one(folder: Path, fpl: gf.Run, tmp_path: Path) -> None:
     from server.commands.export import export
 
-    model = trained.fpl.model()
-    export(trained.folder / "fpl", tmp_path / "model")
+    model = fpl.model()
+    export(folder / "fpl", tmp_path / "model")
     images = torch.rand(4, 3, model.image_size, model.image_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(images)["probabilities"], gf.load_model(tmp_path / "model")(images)["probabilities"])
 
 
-def test_a_run_is_resumed_from_python(trained: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_python(folder: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"method": "fedavg", "data": "glyphs", "quiet": True, "settings": SMALL}
     gf.run(rounds=1, output=tmp_path / "run", **common)
     longer = gf.resume(tmp_path / "run", settings={"train.rounds": 2}, quiet=True)
-    assert longer.sha256 == gf.load_run(trained.folder / "fedavg").sha256
+    assert longer.sha256 == gf.load_run(folder / "fedavg").sha256
 
 
 @gf.checked
@@ -188,41 +185,24 @@ def test_a_folder_without_a_run_is_refused(load: Any, tmp_path: Path) -> None:
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_the_cells_of_the_printed_one(trained: SimpleNamespace) -> None:
-    runs = gf.load_runs(trained.folder)
+def test_a_table_has_means_and_deviations_over_seeds(folder: Path) -> None:
+    runs = gf.load_runs(folder)
     table = gf.table(runs)
-    fpl = next(label for label in table.index if label.startswith("fpl"))
-    assert sorted(table.index) == ["fedavg", fpl]
+    (fpl,) = [label for label in table.index if label != "fedavg"]
     assert table.loc[fpl, "seeds"] == "0, 1"
-    means = gf.table(runs, values="mean")
-    deviations = gf.table(runs, values="std")
+    mean = gf.table(runs, values="mean").loc[fpl, "average"]
+    deviations = gf.table(runs, values="std")["average"]
     averages = [run.average for run in runs if run.method == "fpl"]
-    assert means.loc[fpl, "average"] == pytest.approx(sum(averages) / 2)
-    assert deviations.loc[fpl, "average"] == pytest.approx(abs(averages[0] - averages[1]) / 2**0.5)
-    assert pd.isna(deviations.loc["fedavg", "average"])
-    mean, deviation = means.loc[fpl, "average"], deviations.loc[fpl, "average"]
-    assert table.loc[fpl, "average"].startswith(f"{mean:.2f} ± {deviation:.2f}")
-    assert r"\toprule" in table.to_latex()
+    assert mean == pytest.approx(sum(averages) / 2)
+    assert deviations[fpl] == pytest.approx(abs(averages[0] - averages[1]) / 2**0.5)
+    assert pd.isna(deviations["fedavg"])
+    assert table.loc[fpl, "average"].startswith(f"{mean:.2f} ± {deviations[fpl]:.2f}")
 
 
-def without_sketch(folder: Path, target: Path) -> gf.Run:
-    """A copy of a run whose last score lacks a domain that round 1 has."""
-    shutil.copytree(folder, target)
-    path = target / "scores.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if not ('"round": 2,' in line and "sketch" in line)))
-    path = target / "summary.json"
-    summary = json.loads(path.read_text())
-    for rule in summary["scores"].values():
-        rule["missing"] = {"sketch": 1}
-        rule["accuracy"].pop("sketch")
-    path.write_text(json.dumps(summary))
-    return gf.load_run(target)
-
-
-def test_a_partial_number_is_marked_or_nan_everywhere(trained: SimpleNamespace, tmp_path: Path) -> None:
-    run = without_sketch(trained.folder / "fedavg", tmp_path / "run")
-    runs = gf.load_runs(tmp_path)
+def test_a_partial_number_is_marked_or_nan_everywhere(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedavg", tmp_path / "run")
+    without_domain(tmp_path / "run", "sketch", 2)
+    (run,) = runs = gf.load_runs(tmp_path)
     table = runs.table()
     assert "†" in table.loc["fedavg", "average"]
     assert any("sketch" in note for note in table.attrs["notes"])
@@ -235,25 +215,24 @@ def test_a_partial_number_is_marked_or_nan_everywhere(trained: SimpleNamespace, 
     assert run.metrics(1).notna().all(axis=None)
 
 
-def test_the_prototypes_of_a_run_are_those_of_its_rounds(trained: SimpleNamespace) -> None:
-    found = trained.fpl.prototypes()
+def test_the_prototypes_of_a_run_are_those_of_its_rounds(folder: Path, fpl: gf.Run) -> None:
+    found = fpl.prototypes()
     assert list(found) == [1, 2]
     assert found[2].labels.unique().tolist() == list(range(10))
     assert len(found[2].vectors) == len(found[2].labels)
-    assert gf.load_run(trained.folder / "fedavg").prototypes() == {}
+    assert gf.load_run(folder / "fedavg").prototypes() == {}
 
 
-def test_runs_under_other_conditions_are_in_tables_of_their_own(trained: SimpleNamespace, tmp_path: Path) -> None:
-    other = gf.run(
-        method="fedavg", data="glyphs", rounds=1, quiet=True, output=tmp_path / "more",
-        settings={**SMALL, "rounds.test_samples": 20},
-    )  # fmt: skip
-    table = gf.table([other, gf.load_run(trained.folder / "fedavg")])
+def test_runs_under_other_conditions_are_in_tables_of_their_own(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedavg", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("data: glyphs", "data: others"))
+    table = gf.table([gf.load_run(tmp_path / "run"), gf.load_run(folder / "fedavg")])
     assert table.index.names == ["table", "method"]
     assert len(table) == 2
 
 
-def test_an_unknown_rule_names_the_known_ones(trained: SimpleNamespace) -> None:
+def test_an_unknown_rule_names_the_known_ones(fpl: gf.Run) -> None:
     with pytest.raises(ConfigError, match=r"best_round"):
-        gf.table([trained.fpl], rule="best")
-    assert gf.table([trained.fpl], rule="last_n").attrs["rule"] in RULES
+        gf.table([fpl], rule="best")
+    assert gf.table([fpl], rule="last_n").attrs["rule"] in RULES

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import itertools
 import json
 import shutil
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -21,12 +18,9 @@ FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
-    "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--remote-debugging-port=0",
@@ -57,7 +51,6 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._numbers = itertools.count(1)
-        self._stack = contextlib.ExitStack()
         try:
             self._socket = self._connect()
         except BaseException:
@@ -74,17 +67,13 @@ class Browser:
                 port = port_file.read_text().splitlines()[0]
                 pages = [item for item in httpx.get(f"http://127.0.0.1:{port}/json").json() if item["type"] == "page"]
                 if pages:
-                    return self._stack.enter_context(connect(pages[0]["webSocketDebuggerUrl"], max_size=None))
+                    return connect(pages[0]["webSocketDebuggerUrl"], max_size=None)
             time.sleep(0.1)
         raise TimeoutError("Chromium did not start")
 
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def close(self) -> None:
+        """End the browser."""
+        self._socket.close()
         self.process.terminate()
         self.process.wait(20)
 
@@ -117,10 +106,11 @@ class Browser:
         """The window's size in CSS pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
-    def media(self, **features: str) -> None:
-        """Preferences of the person, as ``prefers-color-scheme``."""
-        listed = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-        self.call("Emulation.setEmulatedMedia", features=listed)
+    def show(self, scheme: str, media: str = "") -> None:
+        """Show the page to a person who prefers ``light`` or ``dark``, on a screen or (``media``) in ``print``."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", media=media, features=features)
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def open(self, path: Path, seconds: float = 60.0) -> None:
         """Open a file and wait until it is loaded."""
@@ -138,18 +128,3 @@ class Browser:
         if "exceptionDetails" in result:
             raise AssertionError(result["exceptionDetails"]["exception"].get("description", result))
         return result["result"].get("value")
-
-    def frame(self) -> None:
-        """Wait until the page has been drawn again, and has heard of scrolling and of changed preferences."""
-        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-    def screenshot(self, path: Path, *, full: bool = True) -> None:
-        """The page as a PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full, **self._clip(full))
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def _clip(self, full: bool) -> dict[str, Any]:
-        if not full:
-            return {}
-        area = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": area["width"], "height": area["height"], "scale": 1}}

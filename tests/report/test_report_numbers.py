@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
-from server.commands.figure import curves_of
-from server.results.curves import AVERAGE, WORST, accuracy_curves, over_seeds, train_losses
-from server.results.groups import group_runs
+from server.results.curves import AVERAGE, WORST, train_losses
 from server.results.report.figures import (
     Shown,
     accuracy_against_bytes,
@@ -29,7 +25,6 @@ from server.results.report.figures import (
 )
 from server.results.report.page import write_report
 from server.results.report.results import client_rows, cost, metric_boards, score_rows
-from server.results.run import find_runs
 from server.results.seeds import by_round
 
 
@@ -72,18 +67,6 @@ def test_curves_end_where_the_table_does(boards: Any) -> None:
     assert lines(cost_of, "MB up a round")[group.label][:, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_no_average_is_drawn_beyond_the_last_round_of_a_seed(tmp_path: Path) -> None:
-    """In the report as in the figure of the command."""
-    for seed, rounds in ((0, 2), (1, 4)):
-        run(toy_settings("fedavg", tmp_path / f"{seed}", seed=seed, train={"rounds": rounds}))
-    runs = find_runs([str(tmp_path)], finished=False)
-    assert list(over_seeds(runs, accuracy_curves)[AVERAGE]) == [0, 1, 2]
-    (axes,) = curves_of(runs).axes
-    for line in axes.get_lines():
-        own = [each for each in runs if f"seed {each.seed}" in str(line.get_label())]
-        assert max(line.get_xdata()) == min(each.rounds for each in own or runs)
-
-
 def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -> None:
     figures, others = other_metrics(boards[0]), metric_boards(boards[0])
     assert len(figures) == len(others) > 0
@@ -105,19 +88,13 @@ def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any) 
     assert heights == [cell["mean"] for _, cells in score_rows(board, "final") for cell in cells[:-1]]
 
 
-def test_scores_on_own_models_are_marked_and_not_ranked_with_those_on_one(boards: Any, tmp_path: Path) -> None:
-    for method in ("fedavg", "fpl", "fedbn"):
-        run(toy_settings(method, tmp_path / method, train={"rounds": 1}))
-    own = tmp_path / "fedbn" / "summary.json"  # the best of all, on models of its own
-    summary = json.loads(own.read_text())
-    assert summary["scored"] == "own model"
-    (board,) = group_runs(find_runs([str(tmp_path)], finished=False), name=attrgetter("title"))
-    rows = {group.label: cells for group, cells in score_rows(board, "final")}
-    assert not any(cell["best"] for cells in rows.values() for cell in cells), "one seed tells none apart"
-    page = write_report([str(tmp_path)]).read_text()
+@pytest.mark.usefixtures("undrawn")
+def test_scores_on_own_models_are_marked(finished_runs: Path, tmp_path: Path) -> None:
+    run(toy_settings("fedbn", tmp_path / "fedbn", train={"rounds": 1}))
+    page = write_report([str(tmp_path), str(finished_runs / "fpl-0")]).read_text()
     assert "FedBN <small>own models</small>" in page
     assert "FPL <small>own models</small>" not in page
-    assert "a bold figure is the best of one kind only" in page
+    assert "best of one kind only" in page
 
 
 def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:

@@ -6,25 +6,19 @@ import shlex
 import shutil
 from html import unescape
 from html.parser import HTMLParser
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import run
-from support.toy import DOMAINS, toy_settings
 
 from common.config import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size
 from server.cli import main
-from server.results.groups import group_runs
 from server.results.overrides import repeat_command
-from server.results.report import page as page_module
 from server.results.report.page import write_report
-from server.results.report.results import client_rows
-from server.results.run import RunFolder, find_runs
+from server.results.run import find_runs
 
 
 @pytest.fixture(scope="module")
@@ -36,77 +30,42 @@ def html(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 # ---- which runs belong together --------------------------------------------------------------------------------------
 
 
-def test_seeds_of_one_configuration_form_a_group(boards: Any) -> None:
-    (board,) = boards
-    assert [(group.label, group.seeds) for group in board.groups] == [
-        ("FedAvg", [0, 1]),
-        ("FPL (seeds 0,1,2)", [0, 1, 2]),
-    ]
-    assert board.domains == list(DOMAINS)
-
-
-def test_rows_of_the_same_name_are_labelled_by_what_differs(tmp_path: Path) -> None:
-    for contrast in (0.5, 2.0):
-        settings = toy_settings("fpl", tmp_path / f"fpl-{contrast}", hyper={"contrast": contrast}, train={"rounds": 1})
-        run(settings)
-    (board,) = group_runs(find_runs([str(tmp_path)], finished=False), name=attrgetter("title"))
-    assert sorted(group.label for group in board.groups) == ["FPL, contrast=0.5", "FPL, contrast=2"]
-
-
-def test_the_same_folder_twice_is_one_run(finished_runs: Path) -> None:
-    assert len(find_runs([str(finished_runs / "fpl-0"), str(finished_runs / "fpl-0")], finished=False)) == 1
-
-
-def test_no_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run"):
-        find_runs([str(tmp_path)], finished=False)
+def test_no_runs_is_an_error(finished_runs: Path, tmp_path: Path) -> None:
+    same = str(finished_runs / "fpl-0")
+    assert len(find_runs([same, same], finished=False)) == 1
+    for finished in (True, False):
+        with pytest.raises(ConfigError, match="holds no"):
+            find_runs([str(tmp_path)], finished=finished)
     with pytest.raises(ConfigError, match="is not a folder"):
-        find_runs([str(tmp_path / "nowhere")], finished=False)
+        find_runs([str(tmp_path / "nowhere")])
     (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text("just: [broken")
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
         find_runs([str(tmp_path)], finished=False)
 
 
-def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 3}), stop_after=2)
-    (tmp_path / "run" / "summary.json").unlink()
-    with (tmp_path / "run" / "events.jsonl").open("a") as stream:
-        stream.write('{"event": "rou')  # killed while writing
-    record = RunFolder(tmp_path / "run")
-    assert (record.status, record.rounds) == ("stopped", 2)
-    page = write_report([str(tmp_path)]).read_text()
-    assert "was stopped and can go on with resume=true" in page
-
-
-def test_the_headline_of_a_failed_run_has_the_reason(tmp_path: Path) -> None:
-    run(toy_settings("fpl", tmp_path / "run", train={"rounds": 2}))
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (
+            '{"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b>"}',
+            '<p class="bad">FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt;</p>',
+        ),
+        ('{"event": "stopped", "time": 1.0, "round": 2}\n{"event": "rou', "can go on with resume=true"),
+        ("", '<p class="bad">FPL has not finished'),
+    ],
+    ids=["failed", "stopped, then killed while writing", "killed"],
+)
+def test_a_run_that_did_not_end_well_is_reported_as_far_as_it_came(
+    last: str, told: str, finished_runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_runs / "fpl-0", tmp_path / "run")
     events = tmp_path / "run" / "events.jsonl"
     kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
-    last = {"event": "failed", "time": 1.0, "round": 1, "reason": "two rounds <b>in a row</b> missed their quorum"}
-    events.write_text("\n".join([*kept, json.dumps(last)]))
+    events.write_text("\n".join([*kept, last]))
     (tmp_path / "run" / "summary.json").unlink()
-    assert RunFolder(tmp_path / "run").status == "failed"
-    page = write_report([str(tmp_path)]).read_text()
-    reason = "FPL failed after round 1: two rounds &lt;b&gt;in a row&lt;/b&gt; missed their quorum"
-    assert f'<p class="bad">{reason}</p>' in page
-    assert f"<h3>{reason}</h3>" in page
-    events.write_text("\n".join(line for line in kept if '"round done"' not in line))  # killed
-    assert re.search('<p class="bad">FPL has not finished(:.*)?</p>', write_report([str(tmp_path)]).read_text())
-
-
-def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
-    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 2}))
-    path = tmp_path / "run" / "replies.jsonl"
-    path.write_text(path.read_text().replace('"trained"', '"scaled"', 2))
-    rows = client_rows(RunFolder(tmp_path / "run"))
-    assert sum(row["scaled"] for row in rows) == 2
-    assert [row["unused"] for row in rows] == [0] * len(rows)
-    cells = re.search(
-        r"<tbody>(.*?)</tbody>", write_report([str(tmp_path)]).read_text().split("Clients of")[2], re.DOTALL
-    )
-    assert cells is not None
-    assert cells[1].count("<td>2</td><td>1</td>") == 2
+    assert told in write_report([str(tmp_path)]).read_text()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -116,10 +75,8 @@ def test_scaled_updates_count_as_trained_and_are_shown(tmp_path: Path) -> None:
     "overrides",
     [
         [],
-        ["method=fedprox", "method.mu=0.3", "seed=7"],
         ["experiment=demo", "method=fedavg", "engine=ray", "engine.actors=2"],
-        ["data=office_caltech", "protocol=fpl_office", "model=resnet10", "train.weight_decay=1e-4"],
-        ["method=fpl", "views=randconv", "train.clip_norm=10", "train.local_steps=5", "model=small"],
+        ["method=fpl", "method.temperature=0.3", "views=randconv", "train.weight_decay=1e-4", "seed=7"],
         ["data.domains=[signs,sketch]", "train.precision=bfloat16"],
     ],
 )
@@ -181,8 +138,6 @@ def test_ids_are_unique_headings_descend_and_images_have_names(html: str) -> Non
     assert outline.headings.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in zip(outline.headings, outline.headings[1:], strict=False))
     assert outline.unnamed == []
-    assert '<html lang="en">' in html
-    assert 'name="viewport"' in html
 
 
 def test_text_of_a_client_stays_text(html: str) -> None:
@@ -204,12 +159,7 @@ def test_the_page_is_whole_without_scripts(html: str) -> None:
         assert "<svg" in section, name
 
 
-def test_no_figure_is_bold_where_rows_have_other_seeds(html: str) -> None:
-    table = html[html.index('<table class="scores from1">') : html.index("</table>")]
-    assert "<strong>" not in table
-    assert "best average" not in html
-
-
+@pytest.mark.usefixtures("undrawn")
 def test_the_best_of_a_column_is_bold(tmp_path: Path, finished_runs: Path) -> None:
     for method, shift in (("fedavg", 0.0), ("fpl", 100.0)):
         for seed in (0, 1):
@@ -235,53 +185,37 @@ def test_hashes_versions_failures_and_commands_are_there(html: str, boards: Any)
     assert "goldfinch run" in html
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_different_data_are_not_compared(finished_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "one")
     shutil.copytree(finished_runs / "fpl-0", tmp_path / "two")
     config = tmp_path / "two" / "config.yaml"
     config.write_text(config.read_text().replace("data: toy", "data: other"))
-    boards = group_runs(find_runs([str(tmp_path)], finished=False), name=attrgetter("title"))
-    assert [board.data for board in boards] == ["toy", "other"]
     page = write_report([str(tmp_path)]).read_text()
     assert page.count("<p>One run of toy") == 1
     assert page.count("<h3>other, ") == 4  # above its curves, losses, clients and costs
 
 
-def test_the_command_line_writes_the_file(
-    finished_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_writes_the_file(finished_runs: Path, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "page.html"
     assert main(["report", str(finished_runs / "fedavg-0"), "--output", str(target)]) == 0
     assert target.stat().st_size > 20_000
-    assert str(target) in capsys.readouterr().out
     assert main(["report", str(tmp_path / "nowhere")]) == 1
-
-
-def test_templates_are_of_bearable_length() -> None:
-    for name in ("style.css", "page.html", "macros.html"):
-        assert len((page_module.HERE / name).read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
         (size(999), "999\u00a0B"),
-        (size(1500), "1.5\u00a0kB"),
         (size(2.5e9), "2.5\u00a0GB"),
-        (duration(0.04), "0.0\u00a0s"),
         (duration(599.6), "600\u00a0s"),
         (duration(3600), "60\u00a0min"),
         (duration(9000), "2\u00a0h 30\u00a0min"),
-        (listing([]), ""),
-        (listing(["a"]), "a"),
         (listing(["a", "b", "c"]), "a, b and c"),
         (counted(1, "run"), "one run"),
         (counted(13, "client"), "13 clients"),
     ],
-    ids=[
-        *("B", "kB", "GB", "below a second", "minutes in s", "an hour in min", "hours"),
-        *("none", "one", "three", "one counted", "many counted"),
-    ],
+    ids=["B", "GB", "minutes in s", "an hour in min", "hours", "three", "one counted", "many counted"],
 )
 def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
     assert shown == expected

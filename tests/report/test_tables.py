@@ -9,13 +9,10 @@ import pytest
 from support.scored import all_groups, scored_run
 
 from common.errors import ConfigError
-from common.metrics import RoundScore
-from server.commands.figure import curves_of
 from server.results.frames import OWN_MODELS, score_frame, score_sheet
 from server.results.groups import exported_run, group_runs, leader, rename
 from server.results.overrides import export_command
-from server.results.run import RunFolder, find_runs
-from server.results.seeds import curve
+from server.results.run import RunFolder
 from server.results.sheets import UNSEEN
 from server.results.table import smaller_tables, table_text
 
@@ -24,8 +21,13 @@ def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy",
     return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
+def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
+    """A run for each average, with seeds 0, 1, ..."""
+    return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
+
+
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
-    (board,) = group_runs([entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg")])
+    (board,) = group_runs([entry(50.0), entry(60.0, method="fedavg"), entry(54.0, 1)])
     assert [(row.label, len(row.runs)) for row in board.groups] == [("fpl", 2), ("fedavg (seed 0)", 1)]
     text = table_text([board], "final", "md")
     assert "| fpl | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 | 0.0 |" in text
@@ -33,25 +35,15 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
 
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
-    runs = [
-        entry(average * (1 + seed / 50), seed, method)
-        for method, average in (("fpl", 50), ("fedavg", 60))
-        for seed in (0, 1)
-    ]
     own = entry(90.0, method="fedbn")
     own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
-    (board,) = group_runs([*runs, own])
+    (board,) = group_runs([*seeds_of("fpl", 50.0, 51.0), *seeds_of("fedavg", 60.0, 61.2), own])
     sheet = score_sheet(board, "final")
     assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
     assert {number for number, _ in sheet.strong} == {1}
     assert sheet.notes[0] == OWN_MODELS
     board.groups.pop()
     assert OWN_MODELS not in score_sheet(board, "final").notes
-
-
-def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
-    """A run for each average, with seeds 0, 1, ..."""
-    return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
 
 
 @pytest.mark.parametrize(
@@ -109,64 +101,32 @@ def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> No
 
 
 def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
-    settings = [{"method.temperature": tau, "train.epochs": epochs} for tau in (0.02, 0.5) for epochs in (1, 5)]
-    rows = all_groups([entry(50.0 + place, seed, **one) for place, one in enumerate(settings) for seed in (0, 1)])
-    assert [row.label for row in rows] == [
-        "fpl, temperature=0.02, epochs=1",
-        "fpl, temperature=0.02, epochs=5",
-        "fpl, temperature=0.5, epochs=1",
-        "fpl, temperature=0.5, epochs=5",
+    settings = [(0.02, "strategies.core.aggregation.Mean"), (0.5, "ownlib.robust.Median")]
+    rows = [{"method.temperature": tau, "aggregation._target_": target} for tau, target in settings]
+    found = all_groups([entry(50.0 + place, **one) for place, one in enumerate(rows)])
+    assert [row.label for row in found] == [
+        "fpl, aggregation=Mean, temperature=0.02",
+        "fpl, aggregation=Median, temperature=0.5",
     ]
 
 
-def test_a_class_that_differs_is_called_by_its_group_and_name() -> None:
-    targets = ("strategies.core.aggregation.Mean", "ownlib.robust.Median")
-    rows = all_groups([entry(50.0 + place, **{"aggregation._target_": one}) for place, one in enumerate(targets)])
-    assert [row.label for row in rows] == ["fpl, aggregation=Mean", "fpl, aggregation=Median"]
-
-
 def test_labels_of_rows_with_many_differences_are_different() -> None:
-    keys = [f"method.option_{number}" for number in range(6)]
-    rows = all_groups([entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **{**dict.fromkeys(keys, 1), keys[0]: 2})])
-    assert len({row.label for row in rows}) == 2
-    other = {**dict.fromkeys(keys, 1), keys[5]: 3}
-    many = all_groups(
-        [entry(50.0, **dict.fromkeys(keys, 1)), entry(51.0, **dict.fromkeys(keys, 2)), entry(52.0, **other)]
-    )
-    assert len({row.label for row in many}) == 3
-
-
-def test_the_same_run_on_another_engine_is_no_further_sample() -> None:
-    (row,) = all_groups([entry(50.0), entry(50.0)])
-    assert (len(row.runs), len(row.duplicates), row.contradictions) == (1, 1, [])
-
-
-def test_data_sets_do_not_share_a_table() -> None:
-    found = group_runs([entry(50.0), entry(51.0, data="other"), entry(52.0, 1)])
-    assert [len(board.runs) for board in found] == [2, 1]
-
-
-def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a folder"):
-        find_runs([str(tmp_path / "nowhere")])
-    with pytest.raises(ConfigError, match=r"no config\.yaml with summary\.json"):
-        find_runs([str(tmp_path)])
-
-
-def test_rows_of_one_method_stand_together() -> None:
-    runs = [entry(50.0, method="fpl"), entry(51.0, method="fedavg"), entry(52.0, **{"method.temperature": 0.5})]
-    (board,) = group_runs(runs)
-    assert [row.runs[0].method_name for row in board.groups] == ["fpl", "fpl", "fedavg"]
+    ones = dict.fromkeys([f"method.option_{number}" for number in range(6)], 1)
+    rows = [ones, dict.fromkeys(ones, 2), {**ones, "method.option_5": 3}, {**ones, "rounds.outliers": "clip"}]
+    found = all_groups([entry(50.0 + place, **settings) for place, settings in enumerate(rows)])
+    assert len({row.label for row in found}) == len(rows)
 
 
 def test_notes_of_long_tables_count_the_rows_of_common_values() -> None:
     rates = [0.01] * 7 + [0.05]
     runs = []
     for place, rate in enumerate(rates):
-        runs.append(entry(50.0 + place, method=f"method{place}", **{"train.learning_rate": rate}))
+        runs.append(
+            entry(50.0 + place, method=f"method{place}", **{"train.learning_rate": rate, "method.own": f"{place}"})
+        )
     (board,) = group_runs(runs)
-    (difference,) = board.differences()
-    assert difference == "train.learning_rate 0.01 (7 rows), 0.05 (method7)"
+    assert board.differences() == ["train.learning_rate 0.01 (7 rows), 0.05 (method7)"]
+    assert any("0.01 (7 rows), 0.05 (method7)" in note for note in score_sheet(board, "final").notes)
     board.groups = board.groups[5:]
     assert board.differences() == ["train.learning_rate 0.01 (method5, method6), 0.05 (method7)"]
 
@@ -185,41 +145,22 @@ def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Pa
 # ---- what is not one quantity is not shown as one --------------------------------------------------------------------
 
 
-def stopped(seed: int, rounds: int) -> RunFolder:
-    """A run of five planned rounds that ``train.patience`` ended, with a score of its seed in every round."""
-    run = entry(50.0 + seed, seed)
-    run.summary["rounds"] = rounds  # type: ignore[index]  # a plain dict here
-    if rounds < 5:
-        run.summary["stopped_early"] = {"rounds_planned": 5}  # type: ignore[index]
-    scores = [
-        RoundScore(number, {"a": 10.0 * seed + number, "b": 10.0 * seed + number}) for number in range(rounds + 1)
-    ]
-    vars(run)["round_scores"] = scores
-    return run
-
-
-def test_a_round_that_one_of_four_seeds_has_is_neither_drawn_nor_hidden() -> None:
-    runs = [stopped(seed, rounds) for seed, rounds in enumerate((5, 4, 4, 4))]
+def test_a_row_of_runs_that_stopped_after_different_rounds_says_so() -> None:
+    runs = seeds_of("fpl", 50.0, 51.0)
+    for run, rounds in zip(runs, (5, 4), strict=True):
+        run.summary.update(rounds=rounds, stopped_early={"rounds_planned": 5})  # type: ignore[attr-defined]  # a dict
     (board,) = group_runs(runs)
-    (group,) = board.groups
-    assert list(curve(group.runs)) == [0, 1, 2, 3, 4]
-    sheet = score_sheet(board, "final")
-    assert sheet.rows[0][list(sheet.heads).index("rounds")] == "4-5"
-    (drawn,) = curves_of(runs).axes[0].get_lines()
-    assert drawn.get_xdata().max() == 4
     assert set(score_frame(board, "final")["rounds"]) == {"4-5"}
 
 
-def test_the_legend_explains_only_marks_that_a_cell_has() -> None:
-    unseen = entry(50.0)
+@pytest.mark.parametrize(("missing", "marked"), [((), True), (("b",), False)], ids=["scored", "not scored"])
+def test_the_legend_explains_only_marks_that_a_cell_has(missing: tuple[str, ...], marked: bool) -> None:
+    unseen = scored_run(50.0, missing=missing)
     unseen.summary["unseen"] = ["b"]  # type: ignore[index]  # a plain dict here
-    lost = scored_run(50.0, missing=("b",))
-    lost.summary["unseen"] = ["b"]  # type: ignore[index]
-    for first, marked in ((unseen, True), (lost, False)):
-        (board,) = group_runs([first, entry(60.0, method="fedavg")])
-        sheet = score_sheet(board, "final")
-        assert any(UNSEEN in cell for cell in sheet.rows[0]) == marked
-        assert any(note.startswith(UNSEEN) for note in sheet.notes) == marked
+    (board,) = group_runs([unseen, entry(60.0, method="fedavg")])
+    sheet = score_sheet(board, "final")
+    assert any(UNSEEN in cell for cell in sheet.rows[0]) == marked
+    assert any(note.startswith(UNSEEN) for note in sheet.notes) == marked
 
 
 def test_a_method_of_one_s_own_is_no_other_code_than_the_methods_beside_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,27 +10,19 @@ import pytest
 from common.data.protocols import Dirichlet, LeaveOut, test_subset
 from common.errors import ConfigError
 from common.settings import RoundSettings, load_settings
-from tests.support.runs import Run, run
+from tests.support.runs import run
 from tests.support.toy import DOMAINS, Toy, toy_settings
 
 test_subset.__test__ = False  # type: ignore[attr-defined]  # a function of the library, not a test
 
 
-def trained(done: Run) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for row in done.replies():
-        if row["status"] in ("trained", "scaled"):
-            found.setdefault(row["client"], []).append(int(row["round"]))
-    return found
-
-
 def test_a_run_in_which_clients_pause_resumes_to_the_same_state(tmp_path: Path) -> None:
-    rounds = {"participation": 0.6}
-    whole = run(toy_settings("scaffold", tmp_path / "whole", rounds=rounds, train={"rounds": 4}))
-    run(toy_settings("scaffold", tmp_path / "cut", rounds=rounds, train={"rounds": 4}), stop_after=2)
-    resumed = run(toy_settings("scaffold", tmp_path / "cut", rounds=rounds, train={"rounds": 4}, resume=True))
-    assert resumed.sha256 == whole.sha256
-    assert sum(map(len, trained(whole).values())) < 12
+    settings = toy_settings("scaffold", tmp_path / "whole", rounds={"participation": 0.6}, train={"rounds": 3})
+    cut = replace(settings, output=str(tmp_path / "cut"))
+    whole = run(settings)
+    run(cut, stop_after=1)
+    assert run(replace(cut, resume=True)).sha256 == whole.sha256
+    assert [row["status"] for row in whole.replies()].count("trained") < 9
 
 
 def test_scored_images_are_no_part_of_what_a_run_is() -> None:
@@ -53,6 +46,7 @@ def test_a_test_subset_is_the_same_in_every_run(tmp_path: Path) -> None:
 
 
 def test_a_domain_that_is_left_out_has_no_client_and_is_scored() -> None:
+    """A whole run is in tests/report/test_partial_scores.py."""
     protocol = LeaveOut(leave_out=("dark",))
     assert [spec.id for spec in protocol.clients(Toy())] == ["bright-0", "noisy-0"]
     assert protocol.test_domains(Toy()) == DOMAINS
@@ -68,14 +62,6 @@ def test_the_whole_of_an_unseen_domain_can_be_scored() -> None:
     source = Dirichlet(domain="bright", unseen="whole")
     assert len(source.test_split(whole)) == len(whole.train) + len(whole.test)
     assert source.test_split(train) is train.test  # what was trained on is never scored
-
-
-def test_leaving_out_a_run(tmp_path: Path) -> None:
-    overrides = ("protocol=leave_one_out",)
-    settings = toy_settings("fedavg", tmp_path, overrides=overrides)
-    done = run(settings)
-    assert set(trained(done)) == {"bright-0", "dark-0"}
-    assert {row["domain"] for row in done.history()} == set(DOMAINS)
 
 
 def test_mistakes_in_what_is_left_out() -> None:

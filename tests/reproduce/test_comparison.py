@@ -37,7 +37,7 @@ ROWS = (
 )
 
 
-def comparison(scale: str = "small", label: str = "C|D", personal: str = "") -> Comparison:
+def comparison(label: str = "C|D", personal: str = "") -> Comparison:
     table = PublishedTable(
         "digits_table",
         "A Paper, 2023",
@@ -53,20 +53,12 @@ def comparison(scale: str = "small", label: str = "C|D", personal: str = "") -> 
         {0: summary(86, 70, 99), 1: summary(86, 72, 99)},
         {0: summary(85, 75, 10)},
     ]
-    lines = [
-        Line(
-            row,
-            {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)},
-            _scored(found, row.label == personal),
-        )
-        for row, found in zip(table.listed, runs, strict=True)
-    ]
-    return Comparison(table, scale, tuple(lines), (0, 1))  # type: ignore[arg-type]  # one of the two scales
-
-
-def _scored(found: dict[int, dict[str, Any]], personal: bool) -> dict[int, dict[str, Any]]:
-    scored = "own model" if personal else "global model"
-    return {seed: {**content, "scored": scored} for seed, content in found.items()}
+    lines: list[Line] = []
+    for row, found in zip(table.listed, runs, strict=True):
+        if row.label == personal:
+            found = {seed: {**content, "scored": "own model"} for seed, content in found.items()}
+        lines.append(Line(row, {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)}, found))
+    return Comparison(table, "small", tuple(lines), (0, 1))
 
 
 def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
@@ -74,9 +66,8 @@ def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
     value = found.ours(found.lines[0], found.columns[0])
     assert value is not None
     assert (value.mean, value.deviation) == (82.0, pytest.approx(8.0**0.5))
-    assert str(value) == "82.00 ± 2.83"
     assert str(found.ours(found.lines[2], found.columns[0])) == "85.00"  # one seed has no deviation
-    assert Value.of([]) is None
+    assert str(found.over_domains(found.lines[0], "worst")) == "30.00 ± 0.00"
 
 
 def test_a_stand_in_is_named_and_never_compared() -> None:
@@ -87,9 +78,6 @@ def test_a_stand_in_is_named_and_never_compared() -> None:
     assert found.gap(found.lines[0], found.columns[0]) == pytest.approx(-8.0)
     # the average gap is over MNIST and USPS alone: (82 + 72) / 2 - (90 + 80) / 2
     assert found.average_gap(found.lines[0]) == pytest.approx(-8.0)
-    average = found.our_average(found.lines[0], found.columns)
-    assert average is not None
-    assert average.mean == pytest.approx((60 + 188 / 3) / 2)
 
 
 def test_order_is_over_comparable_columns_only() -> None:
@@ -108,13 +96,11 @@ def test_where_averages_alone_are_printed_they_are_compared_with_ours_over_all_c
     found = dataclasses.replace(found, lines=tuple(bare))
     # ours: A 61.3, B 85.3, C 56.7; printed: 73.3, 70, 78.7
     assert (found.order().rows, found.order().kept) == (3, 0)
-    markdown, _ = pages(found, "x")
-    assert "The average is over all, as no single one is printed." in markdown
-    assert "| MNIST | 0 |" not in markdown
+    assert "The average is over all" in pages(found, "x")[0]
     idle = tuple(dataclasses.replace(line, summaries={}) for line in comparison().lines)
     for lines in (comparison().lines, idle):  # also before a run is finished
         shared, _ = pages(dataclasses.replace(comparison(), lines=lines), "x")
-        assert "The average is over the data sets that both sides have." in shared
+        assert "over the data sets that both sides have" in shared
 
 
 def test_agreement_needs_three_rows_that_differ() -> None:
@@ -122,12 +108,6 @@ def test_agreement_needs_three_rows_that_differ() -> None:
     assert agreement([(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)]).correlation is None
     reverse = agreement([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)])
     assert (reverse.correlation, reverse.pairs, reverse.kept) == (pytest.approx(-1.0), 3, 0)
-
-
-def test_worst_and_best() -> None:
-    found = comparison()
-    assert str(found.over_domains(found.lines[0], "worst")) == "30.00 ± 0.00"
-    assert [line.row.label for line in found.best()] == ["B"]
 
 
 def test_rows_that_tie_are_named_together_and_win_no_pair() -> None:
@@ -155,14 +135,16 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
 
 def test_the_page_names_small_scale_stand_in_misprint_and_gap() -> None:
     text, _ = pages(comparison(), "goldfinch reproduce digits_table scale=small", (), ["train.rounds=2"])
-    assert "SMALL SCALE, not the paper's setting: a smaller network." in text
-    assert "Changed on the command line, in every row: train.rounds=2." in text
-    assert "computer_fonts (stands in for SYN)" in text
-    assert "90.00 (-8.00)" in text
-    assert "94.00 ± 0.50 (-9.00)" in text
-    assert "printed average 70.0, its cells give 76.00" in text
-    assert "C\\|D" in text  # a label must not break the table
-    assert "not run yet" in text  # row C has no second seed
+    for told in (
+        "SMALL SCALE, not the paper's setting: a smaller network.",
+        "in every row: train.rounds=2.",
+        "computer_fonts (stands in for SYN)",
+        "90.00 (-8.00)",
+        "94.00 ± 0.50 (-9.00)",
+        "printed average 70.0, its cells give 76.00",
+        "not run yet",  # row C has no second seed
+    ):
+        assert told in text
     for part in text.split("\n\n"):
         bars = {line.count("|") - line.count("\\|") for line in part.splitlines() if line.startswith("|")}
         assert len(bars) <= 1, part
@@ -184,17 +166,9 @@ def test_html_stands_alone_and_escapes() -> None:
 
 
 def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) -> None:
-    rows = [
-        (1, "a", 10, 5),
-        (1, "b", 10, 10),
-        (2, "a", 10, 6),
-        (2, "a", 20, 20),  # another client's own model: 60 and 100 make 80
-        (2, "b", 10, 4),
-        (3, "a", 10, 9),  # b was not scored: a mean would be of other domains
-    ]
-    for number, domain, count, correct in rows:
+    second = [(2, "a", 10, 6), (2, "a", 20, 20), (2, "b", 10, 4)]  # a client's own model has 60, another's 100
+    third = [(3, "a", 10, 9)]  # b was not scored: a mean would be of other domains
+    for number, domain, count, correct in [(1, "a", 10, 5), (1, "b", 10, 10), *second, *third]:
         scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
         append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
-    both, all_ = curve([RunFolder(tmp_path)], ["a", "b"]), curve([RunFolder(tmp_path)])
-    assert both == {1: Value(75.0, None), 2: Value(60.0, None)}
-    assert all_ == both
+    assert curve([RunFolder(tmp_path)]) == {1: Value(75.0, None), 2: Value(60.0, None)}

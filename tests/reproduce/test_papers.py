@@ -10,12 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.papers import NAMES, PAPERS, Paper, cited
-from server.cli import main
 from server.reproduction.published import PUBLISHED, published_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-FIVE = ("fpl", "fedapc", "fedplcc", "fedgca", "fedpall")
 
 
 BASELINES = ("single_set", "pooled")
@@ -45,8 +43,6 @@ def test_a_citation_has_title_authors_venue_year_and_identifier() -> None:
     paper = Paper("A Title", ("Ann B. Cee", "Dee E"), "CVPR", 2023, "arXiv:2301.00001")
     assert paper.citation == "A Title. Ann B. Cee, Dee E. CVPR 2023. arXiv:2301.00001."
     assert paper.short == "Cee et al., CVPR 2023"
-    assert Paper("A", ("B C",), "", 2024, "arXiv:2401.00001").short == "C et al., 2024"
-    assert cited("moon").startswith("MOON: Model-Contrastive Federated Learning. Qinbin Li, ")
     assert cited("fedbn").startswith("FedBN: Federated Learning on Non-IID Features")  # the name is not repeated
 
 
@@ -81,12 +77,6 @@ def test_the_documentation_links_to_a_method_s_papers(method: str) -> None:
     assert line.split(" | ")[1] == others.get(method, ", ".join(map(link, PAPERS[method])))
 
 
-@pytest.mark.parametrize("method", FIVE)
-def test_the_documentation_of_the_five_names_author_and_year(method: str) -> None:
-    text = plain((ROOT / "docs" / "methods.md").read_text())
-    assert f"**{NAMES[method]}** ({PAPERS[method][0].short})." in text
-
-
 @pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_published_table_names_its_paper_by_the_list(path: Path) -> None:
     content = OmegaConf.load(path)
@@ -113,11 +103,3 @@ def test_an_experiment_names_the_venue_of_its_paper(path: Path) -> None:
     method = max((name for name in NAMES if path.stem.startswith(f"{name}_")), key=len)
     for venue in re.findall(rf"{NAMES[method]} \(([A-Z]+ \d{{4}})\)", path.read_text()):
         assert venue == PAPERS[method][0].appeared
-
-
-def test_the_command_without_a_table_prints_whole_citations(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.endswith(".") and not line.startswith(" ")] == [
-        cited(path.stem) for path in sorted(PUBLISHED.glob("*.yaml"))
-    ]

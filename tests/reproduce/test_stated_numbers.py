@@ -158,10 +158,7 @@ def test_the_sensitivity_s_title_has_the_shape_of_its_grids() -> None:
 
 
 def difference(scores: Sequence[float], base: Sequence[float]) -> str:
-    found = paired_difference(scores, base)
-    assert found.low is not None
-    assert found.high is not None
-    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+    return paired_difference(scores, base).text(1)
 
 
 def cell(values: Sequence[float]) -> str:

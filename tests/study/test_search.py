@@ -25,10 +25,6 @@ WORDS = ["data=glyphs", "train.rounds=4", "train.device=cpu"]
 Outcome = tuple[dict[str, float], float | None, str]
 
 
-def quiet(line: str) -> None:
-    """Print nothing."""
-
-
 # ---- what is searched ------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +112,7 @@ def opened(study: TuningStudy) -> search.SharedStudy:
 def searched(study: TuningStudy) -> optuna.Study:
     """All trials of a study in this process."""
     shared = opened(study)
-    while search.next_trial(shared, quiet):
+    while search.next_trial(shared, lambda line: None):
         pass
     return shared.trials
 
@@ -152,7 +148,6 @@ def test_the_first_trial_has_the_values_in_the_settings_and_the_search_finds_bet
     best = best_trial(study)
     assert best is not None
     assert (best.value or 0.0) > first.value + 5
-    assert {trial.state.name for trial in finished_trials(study)} == {"COMPLETE", "PRUNED"}
 
 
 def test_a_bad_run_is_ended_after_five_complete_ones_and_a_quarter_of_the_rounds(
@@ -166,17 +161,6 @@ def test_a_bad_run_is_ended_after_five_complete_ones_and_a_quarter_of_the_rounds
     assert ends[-1].user_attrs["rounds"] == 3
 
 
-def test_values_after_the_start_lie_near_good_trials(pretended: Pretended, tmp_path: Path) -> None:
-    """TPE draws higher learning rates than at random where these score higher."""
-    pretended.quality = lambda values: min(1000 * values["rate"], 100.0)
-    drawn: list[float] = []
-    for number in range(6):
-        found = finished_trials(run(tmp_path, trials=6, number=number))
-        drawn += [trial.params["train.learning_rate"] for trial in found[6:]]
-    low, high = 0.001, 0.1
-    assert sorted(drawn)[len(drawn) // 2] > 2 * math.sqrt(low * high)
-
-
 def test_studies_differ_in_what_they_draw_and_each_draws_the_same_again(pretended: Pretended, tmp_path: Path) -> None:
     first, again = run(tmp_path / "one"), run(tmp_path / "again")
     other = run(tmp_path / "one", number=1)
@@ -185,7 +169,7 @@ def test_studies_differ_in_what_they_draw_and_each_draws_the_same_again(pretende
     assert outcomes(first)[1][0] != outcomes(other)[1][0]
 
 
-@pytest.mark.parametrize("at", [1, 3, 7])
+@pytest.mark.parametrize("at", [1, 7])
 def test_an_interrupted_study_goes_on_as_the_same_study(at: int, pretended: Pretended, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     pretended.runs.clear()
@@ -198,9 +182,6 @@ def test_an_interrupted_study_goes_on_as_the_same_study(at: int, pretended: Pret
     count = len(pretended.runs)
     run(tmp_path / "parted")
     assert len(pretended.runs) == count, "what is done is not done again"
-    longer = run(tmp_path / "parted", trials=5)
-    assert outcomes(longer)[:8] == outcomes(whole)
-    assert outcomes(longer) == outcomes(run(tmp_path / "longer", trials=5)), "more trials go on with the same study"
 
 
 def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, tmp_path: Path) -> None:
@@ -219,7 +200,9 @@ def test_a_score_that_is_no_number_counts_as_a_failed_trial(pretended: Pretended
     assert best_trial(study) is None
 
 
-def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(pretended: Pretended, tmp_path: Path) -> None:
+def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     scores = iter([[90.0, 30.0, 20.0, 30.0], [10.0, 10.0, 10.0, 40.0], [10.0, 10.0, 10.0, 40.0], [99.0, 0.0, 0.0, 0.0]])
 
     def shown(overrides: tuple[str, ...], folder: Path, listener: Any, stop: Any) -> None:
@@ -227,47 +210,14 @@ def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(pretend
             listener("validation", {"round": number, "average": score})
             listener("round done", {"round": number})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "run_here", shown)
-        study = run(tmp_path, trials=2)
+    monkeypatch.setattr(search, "run_here", shown)
+    study = run(tmp_path, trials=2)
     best = best_trial(study)
     assert best is not None
     assert (best.number, best.value) == (finished_trials(study)[1].number, 40.0)
 
 
-def test_a_trial_fails_if_a_client_is_missing_from_its_score() -> None:
-    reported: list[int] = []
-
-    class Watched:
-        def report(self, value: float, step: int) -> None:
-            reported.append(step)
-
-    scores = search.ValidationScores(Watched())  # type: ignore[arg-type]  # a stand-in
-    scores("validation", {"round": 0, "average": 5.0})
-    scores("validation", {"round": 1, "average": 5.0})
-    with pytest.raises(EngineError, match=r"round 2 was not validated by every client.*sketch"):
-        scores("validation", {"round": 2, "average": 5.0, "missing": {"sketch": None}})
-    assert reported == [1], "round 0 is untrained"
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "differs"),
-    [
-        (["train.rounds=5"], "train.rounds"),
-        (["protocol.validation=0.2"], "protocol.validation"),
-        (["model=digit_cnn"], "model"),
-    ],
-    ids=["rounds", "share", "model"],
-)
-def test_a_study_of_other_settings_is_refused(
-    words: list[str], differs: str, pretended: Pretended, tmp_path: Path
-) -> None:
-    run(tmp_path, trials=1)
-    with pytest.raises(ConfigError, match=rf"holds a comparison with other settings \(.*{differs}"):
-        run(tmp_path, *words, trials=1)
 
 
 def test_a_damaged_journal_is_named(pretended: Pretended, tmp_path: Path) -> None:
@@ -283,22 +233,6 @@ def test_a_study_with_settings_of_another_type_is_damaged(pretended: Pretended, 
         run(tmp_path, trials=2)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["protocol.validation=0"], "leaves nothing to score"),
-        (["protocol.validation=0.7"], r"protocol.validation=0.7"),
-        (["method.my=1"], "method.my: no such key"),
-        (["engine=ray"], "engine=ray"),
-        (["privacy=gaussian"], "validation scores"),
-    ],
-    ids=["no validation", "share", "unknown key", "engine", "privacy"],
-)
-def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        study_of(tmp_path, "fedprox", *words)
-
-
 def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "search_ranges", lambda target: {"mu": Search(0.1, 0.1)})
     with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
@@ -308,18 +242,17 @@ def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
-def written(study: TuningStudy) -> Path:
+def written(study: TuningStudy) -> tuple[Path, optuna.trial.FrozenTrial]:
+    """The file with the best trial's values, and that trial."""
     found = searched(study)
     best = best_trial(found)
     assert best is not None
-    return search.write_best(study, found, best)
+    return search.write_best(study, found, best), best
 
 
 def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp_path: Path) -> None:
     study = study_of(tmp_path, "fedprox")
-    path = written(study)
-    best = best_trial(searched(study))
-    assert best is not None
+    path, best = written(study)
     settings = load_settings([f"tuned={path}"])
     assert (settings.method.name, settings.data.name) == ("fedprox", "glyphs")
     assert settings.method.mu == best.params["method.mu"]
@@ -333,13 +266,10 @@ def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp
 def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pretended, tmp_path: Path) -> None:
     study = study_of(tmp_path, "fedpall", "data=digits", trials=1)
     entrant = study.entrant
-    assert (entrant.start, entrant.settings.method.contrast, entrant.settings.method.divergence) == (
-        "printed",
-        0.7,
-        0.3,
-    )
+    assert entrant.start == "printed"
+    assert (entrant.settings.method.contrast, entrant.settings.method.divergence) == (0.7, 0.3)
     assert entrant.fixed == {"method.server_training.epochs": 1}, "which is not searched, and every trial has it"
-    path = written(study)
+    path, _ = written(study)
     assert "with the printed values" in " ".join(path.read_text().split())
     assert load_settings([f"tuned={path}"]).method.server_training.epochs == 1
     epochs = {settings_of(compose_config(each)).method.server_training.epochs for each in pretended.runs}
@@ -348,16 +278,10 @@ def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pre
 
 @pytest.mark.usefixtures("no_files_needed")
 @pytest.mark.parametrize(
-    ("words", "start"),
-    [
-        (["data=glyphs"], "default"),
-        (["data=office_caltech"], "printed"),
-        (["data=office_caltech", "method.contrast=5"], "given"),
-    ],
-    ids=["no paper's data", "a paper's data", "the user's own"],
+    ("words", "start", "contrast"),
+    [(["data=glyphs"], "default", 100.0), (["data=office_caltech", "method.contrast=5"], "given", 5.0)],
+    ids=["no paper's data", "the user's own"],
 )
-def test_the_first_trial_has_its_name(words: list[str], start: str, tmp_path: Path) -> None:
+def test_the_first_trial_has_its_name(words: list[str], start: str, contrast: float, tmp_path: Path) -> None:
     entrant = study_of(tmp_path, "fedplcc", *words).entrant
-    assert entrant.start == start
-    if start == "given":
-        assert entrant.settings.method.contrast == 5
+    assert (entrant.start, entrant.settings.method.contrast) == (start, contrast)

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 from support.boards import TINY, read_runs
 from support.postgres import postgres
 from support.scripts import ROOT
@@ -23,20 +25,34 @@ from server.study.rules import Rules, entrants_of
 from server.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
 from server.study.storage import storage_of, take
 
-STORAGES = ("journal", "sqlite", "postgresql")
 Outcome = tuple[int, dict[str, float], float | None, str, dict[int, float]]
 
 
-@pytest.fixture(params=STORAGES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The ``--storage`` of a comparison."""
-    with contextlib.ExitStack() as stack:
-        urls: dict[str, Callable[[], str]] = {
-            "journal": lambda: "",
-            "sqlite": lambda: f"sqlite:///{tmp_path / 'studies.db'}",
-            "postgresql": lambda: stack.enter_context(postgres()),
-        }
-        yield urls[request.param]()
+SILENT = [
+    "journal",
+    pytest.param("sqlite", marks=pytest.mark.slow),
+    pytest.param("postgresql", marks=pytest.mark.slow),
+]
+"""Storages for tests that wait until a process has been silent for long enough."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a PostgreSQL."""
+    with postgres() as found:
+        yield found
+
+
+@pytest.fixture(params=["journal", "sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The ``--storage`` of a comparison, a new one."""
+    if request.param != "postgresql":
+        return {"journal": "", "sqlite": f"sqlite:///{tmp_path / 'studies.db'}"}[request.param]
+    server: str = request.getfixturevalue("server")
+    name = f"studies_{uuid.uuid4().hex}"
+    with create_engine(server, isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    return server.replace("/postgres?", f"/{name}?")
 
 
 # ---- two processes, as two storages of one ---------------------------------------------------------------------------
@@ -78,10 +94,13 @@ def process(output: Path, url: str, batch: int = 3, trials: int = 5) -> SharedSt
 
 
 def step(shared: SharedStudy, lines: list[str] | None = None) -> bool:
-    found: list[str] = []
-    if lines is not None:
-        found = lines
-    return next_trial(shared, found.append)
+    return next_trial(shared, ([] if lines is None else lines).append)
+
+
+def finish(shared: SharedStudy, lines: list[str] | None = None) -> None:
+    """All trials that are left, in this process."""
+    while step(shared, lines):
+        pass
 
 
 def outcomes(shared: SharedStudy) -> list[Outcome]:
@@ -98,8 +117,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "run_here", Runs())
         shared = process(tmp_path_factory.mktemp("alone"), "")
-        while step(shared):
-            pass
+        finish(shared)
         found = outcomes(shared)
     assert [number for number, *_ in found] == list(range(10))
     assert {state for _, _, _, state, _ in found} == {"COMPLETE", "PRUNED"}
@@ -125,22 +143,13 @@ def test_trials_in_any_order_are_those_of_one_process(
 
     for count in range(1, 11):
         runs.meanwhile[count] = meanwhile
-    while step(one, lines["one"]):
-        pass
+    finish(one, lines["one"])
     assert runs.folders == [f"trial-{number}" for number in range(10)], "each once"
     assert (len(lines["one"]), len(lines["other"])) == (4, 6)
     assert outcomes(one) == outcomes(other) == alone
 
 
-def test_a_trial_waits_for_the_batch_before_it(runs: Runs, url: str, tmp_path: Path) -> None:
-    one, other = process(tmp_path, url, batch=2), process(tmp_path, url, batch=2)
-    found: list[bool] = []
-    runs.meanwhile[1] = lambda: found.extend((step(other), step(other)))
-    assert step(one)
-    assert found == [True, False]
-    assert runs.folders == ["trial-0", "trial-1"]
-
-
+@pytest.mark.parametrize("url", SILENT, indirect=True)
 def test_the_work_of_a_process_without_heartbeats_is_taken_over_and_counts_once(
     runs: Runs, url: str, alone: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,8 +170,7 @@ def test_the_work_of_a_process_without_heartbeats_is_taken_over_and_counts_once(
     assert step(one, lines)
     assert runs.folders == ["trial-0", "trial-1", "trial-2", "trial-0"]
     assert lines == [], "it has nothing to say of work that it lost"
-    while step(one, lines):
-        pass
+    finish(one, lines)
     assert outcomes(one) == alone
     assert len(lines) == 7
 
@@ -183,6 +191,7 @@ def test_two_entries_for_one_task_are_done_once(url: str, tmp_path: Path) -> Non
     assert states == [(0, "COMPLETE"), (0, "FAIL")]
 
 
+@pytest.mark.parametrize("url", SILENT, indirect=True)
 def test_a_process_that_ends_at_once_after_it_took_a_trial_is_replaced(
     runs: Runs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,22 +207,17 @@ def test_a_process_that_ends_at_once_after_it_took_a_trial_is_replaced(
     assert len(finished_trials(other.trials)) == 1
 
 
-def test_another_batch_is_another_comparison(runs: Runs, tmp_path: Path) -> None:
-    step(process(tmp_path, "", batch=2))
-    with pytest.raises(ConfigError, match=r"holds a comparison with other settings \(batch\)"):
-        process(tmp_path, "", batch=3)
-
-
-def test_a_longer_study_in_batches_is_the_one_that_was_long_from_the_start(runs: Runs, tmp_path: Path) -> None:
-    short = process(tmp_path / "parted", "", trials=4)
-    while step(short):
-        pass
+def test_a_longer_study_is_the_one_that_was_long_from_the_start_and_one_of_other_batches_another(
+    runs: Runs, tmp_path: Path
+) -> None:
+    finish(process(tmp_path / "parted", "", trials=4))
     longer, whole = process(tmp_path / "parted", "", trials=6), process(tmp_path / "whole", "", trials=6)
     for shared in (longer, whole):
-        while step(shared):
-            pass
+        finish(shared)
     assert outcomes(longer) == outcomes(whole)
     assert len(outcomes(longer)) == 12
+    with pytest.raises(ConfigError, match=r"other settings \(batch\)"):
+        process(tmp_path / "parted", "", batch=2)
 
 
 OPENED_AT_ONCE = """
@@ -246,10 +250,10 @@ def test_processes_that_open_a_new_storage_at_the_same_moment_all_have_it(url: s
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("/mnt/shared", r"expected the URL of a database"),
-        ("postgresql+no_driver://me@host/studies", r"no_driver"),
-        ("sqlite:////no/such/folder/studies.db", r"unable to open database file"),
-        ("postgresql+psycopg://me:secret@127.0.0.1:1/studies", r"OperationalError|driver is not installed"),
+        ("/mnt/shared", "URL of a database"),
+        ("postgresql+no_driver://me@host/studies", "no_driver"),
+        ("sqlite:////no/such/folder/studies.db", "unable to open database file"),
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/studies", "OperationalError|driver is not installed"),
     ],
     ids=["a folder", "no driver", "no folder", "no server"],
 )

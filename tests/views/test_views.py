@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -7,15 +8,7 @@ from omegaconf import OmegaConf
 from common.choices import CONF
 from common.config import build
 from common.data import views as views_module
-from common.data.views import (
-    Augmented,
-    NoViews,
-    RandConv,
-    Views,
-    convolve,
-    draw_kernel,
-    standardise,
-)
+from common.data.views import Augmented, NoViews, RandConv, Views, convolve, draw_kernel, standardise
 from common.errors import ConfigError
 from common.numerics import generator
 
@@ -36,26 +29,13 @@ def batch(count: int = 4, size: int = 12, channels: int = 3) -> torch.Tensor:
 
 
 def convolve_by_loops(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    count, channels, height, width = images.shape
     size = kernel.shape[-1]
+    padded = torch.nn.functional.pad(images.double(), [size // 2] * 4)
     result = torch.zeros(images.shape, dtype=torch.float64)
-    for n in range(count):
-        for out in range(channels):
-            for row in range(height):
-                for column in range(width):
-                    for channel in range(channels):
-                        for i in range(size):
-                            for j in range(size):
-                                y, x = row + i - size // 2, column + j - size // 2
-                                if 0 <= y < height and 0 <= x < width:
-                                    result[n, out, row, column] += float(
-                                        images[n, channel, y, x] * kernel[out, channel, i, j]
-                                    )
+    for n, out, row, column in itertools.product(*map(range, images.shape)):
+        patch = padded[n, :, row : row + size, column : column + size]
+        result[n, out, row, column] = (patch * kernel[out]).sum()
     return result.float()
-
-
-def test_choices_are_all_there():
-    assert set(CHOICES) >= {"none", "augmented", "randconv", "randconv_image"}
 
 
 def test_files_name_the_published_settings():
@@ -101,9 +81,8 @@ def test_views_are_a_function_of_the_generator_alone(views):
     assert not torch.equal(first[4:8], first[8:])  # each view draws anew
 
 
-@pytest.mark.parametrize("views", [RandConv(mix=False)])
-def test_one_draw_serves_the_whole_batch(views):
-    images = batch()
+def test_one_draw_serves_the_whole_batch():
+    views, images = RandConv(mix=False), batch()
     together = views(images, generator(1, "views"))[4:]
     alone = torch.cat([views(row[None], generator(1, "views"))[1:] for row in images])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
@@ -112,28 +91,20 @@ def test_one_draw_serves_the_whole_batch(views):
 @pytest.mark.parametrize("views", EXTRA)
 def test_views_carry_no_gradient_and_change_no_input(views):
     images = batch().requires_grad_()
-    kept = images.detach().clone()
-    extended = views(images, generator(0, "views"))
-    assert not extended.requires_grad
-    assert torch.equal(images, kept)
+    assert not views(images, generator(0, "views")).requires_grad
+    assert torch.equal(images, batch())
 
 
 @pytest.mark.parametrize("views", EXTRA)
-def test_channels_last_keeps_format_and_values(views):
-    images = batch()
-    expected = views(images, generator(0, "views"))
-    result = views(images.to(memory_format=torch.channels_last), generator(0, "views"))
+def test_channels_last_and_autocast_keep_format_and_values(views):
+    expected = views(batch(), generator(0, "views"))
+    result = views(batch().to(memory_format=torch.channels_last), generator(0, "views"))
     assert result.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("views", EXTRA)
-def test_autocast_does_not_coarsen_views(views):
-    expected = views(batch(), generator(0, "views"))
     with torch.autocast("cpu", torch.bfloat16):
-        result = views(batch(), generator(0, "views"))
-    assert result.dtype == torch.float32
-    assert torch.equal(result, expected)
+        coarse = views(batch(), generator(0, "views"))
+    assert coarse.dtype == torch.float32
+    assert torch.equal(coarse, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -152,13 +123,12 @@ def test_convolution_against_loops(size):
     torch.testing.assert_close(convolve(images, kernel), convolve_by_loops(images, kernel), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3, 5, 7])
+@pytest.mark.parametrize("size", [1, 7])
 def test_kernel_weights_have_variance_one_over_three_k_squared(size):
     draws = generator(4, "kernel")
     weights = torch.stack([draw_kernel(batch(), size, draws) for _ in range(2000)])
     assert weights.shape == (2000, 3, 3, size, size)
-    deviation = 1 / math.sqrt(3 * size * size)
-    count = weights.numel()
+    deviation, count = 1 / math.sqrt(3 * size * size), weights.numel()
     assert float(weights.std()) == pytest.approx(deviation, rel=5 / math.sqrt(2 * count))
     assert abs(float(weights.mean())) < 5 * deviation / math.sqrt(count)
     kurtosis = float((weights / deviation).pow(4).mean())
@@ -250,8 +220,8 @@ def test_standardise_against_loops_and_on_flat_channels():
 @pytest.mark.parametrize(
     ("name", "node", "message"),
     [
-        ("RandConv", {"count": -1, "repeats": 0}, "views.count=-1: must be .*repeats=0: must be greater"),
-        ("RandConv", {"identity_probability": 1.5}, "identity_probability=1.5: must be less than or equal to 1"),
+        ("RandConv", {"count": -1, "repeats": 0}, "views.count=-1: .*repeats=0: "),
+        ("RandConv", {"identity_probability": 1.5}, "identity_probability=1.5: "),
         ("RandConv", {"counts": 1}, "did you mean 'count'"),
         ("NoViews", {"count": 1}, "views=none"),
     ],
