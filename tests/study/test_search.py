@@ -233,6 +233,20 @@ def test_a_study_with_settings_of_another_type_is_damaged(pretended: Pretended, 
         run(tmp_path, trials=2)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["protocol.validation=0"], "leaves nothing to score"),
+        (["protocol.validation=0.7"], "protocol.validation=0.7"),
+        (["privacy=gaussian"], "validation scores"),
+    ],
+    ids=["no validation", "share", "privacy"],
+)
+def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study_of(tmp_path, "fedprox", *words)
+
+
 def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "search_ranges", lambda target: {"mu": Search(0.1, 0.1)})
     with pytest.raises(ConfigError, match=r"method.mu is searched from 0.1 to 0.1"):
