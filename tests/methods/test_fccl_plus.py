@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.halves import CLASSES, Half, elements, run_server, updates
+from support.nets import kept, trained
 from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
@@ -14,6 +15,7 @@ from support.toy import Toy, toy_settings
 from common.data.public import PublicImages
 from common.data.textures import Textures
 from common.errors import EngineError, PayloadError
+from common.storage import under_prefix
 from strategies.fccl_plus import (
     FCCLPlus,
     cross_correlation,
@@ -32,8 +34,7 @@ def go(folder, *, rounds=2, train=None, edit=lambda request, payload: payload, *
 
 
 def messages_of(done, exchange, number):
-    asked = [i for i in done.messages if i.request.train and i.request.exchange == exchange]
-    return {item.request.client: item for item in asked if item.request.round == number}
+    return {item.request.client: item for item in trained(done, exchange) if item.request.round == number}
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
@@ -94,26 +95,21 @@ def test_the_answers_are_those_of_the_trained_model_on_the_same_batches(tmp_path
         torch.testing.assert_close(sent["similarities"], similar, rtol=1e-3, atol=1e-3)
 
 
-def test_the_public_step_lowers_the_public_loss(tmp_path):
-    done, settings = go(tmp_path, rounds=1, public_learning_rate=1e-3)
+def test_the_public_steps_lower_the_public_loss_and_move_no_statistics(tmp_path):
+    done, settings = go(tmp_path, rounds=1)
     model = settings.model.build(4, 16, 0)
-    means = messages_of(done, "collaborate", 1)["dark-0"].message.extra
-    folder = next((tmp_path / "clients").glob("*"))
-    losses = {}
+    images = settings.data.augmentation.test(PUBLIC.load())[:16]
     for client, item in messages_of(done, "collaborate", 1).items():
-        kept = own_state(folder / client)
-        before = {name.removeprefix("local/own/"): tensor for name, tensor in kept.items()}
-        for moment, weights in (("before", before), ("after", item.reply.payload.weights)):
+        means = [item.message.extra[name][:16] for name in ("logits", "similarities")]
+        before = under_prefix("local/own/", kept(tmp_path)[client])
+        losses = []
+        for weights in (before, item.reply.payload.weights):
             model.load_state_dict(weights)
-            images = settings.data.augmentation.test(PUBLIC.load())
             with torch.no_grad():
-                features, logits = model.eval()(images[:16])
-                value = settings.method.public_loss(features, logits, means["logits"][:16], means["similarities"][:16])
-            losses[client, moment] = float(value)
-        statistics = [name for name in before if "running" in name or "num_batches" in name]
-        assert statistics
+                losses.append(float(settings.method.public_loss(*model.eval()(images), *means)))
+        assert losses[1] < losses[0]
+        statistics = set(dict(model.named_buffers()))
         assert all(torch.equal(before[name], item.reply.payload.weights[name]) for name in statistics)
-    assert all(losses[client, "after"] < losses[client, "before"] for client, _ in losses)
 
 
 def test_the_public_loss_is_the_sum_of_the_shared_losses():
@@ -138,8 +134,8 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
     student, teacher = settings.model.build(4, 16, 0), settings.model.build(4, 16, 0)
     for client, item in second.items():
         assert set(first[client].reply.answer.losses) == {"cross_entropy"}
-        kept = own_state(next((tmp_path / "clients").glob("*")) / client, before=4)  # as round 2 began
-        teacher.load_state_dict({name.removeprefix("local/own/"): tensor for name, tensor in kept.items()})
+        own = own_state(next((tmp_path / "clients").glob("*")) / client, before=4)  # as round 2 began
+        teacher.load_state_dict(under_prefix("local/own/", own))
         student.load_state_dict(item.message.weights)
         assert not torch.allclose(student.head.weight, teacher.head.weight, atol=1e-2)
         split = settings.data.load(client.rpartition("-")[0]).train
@@ -158,5 +154,5 @@ def test_a_device_with_other_images_is_refused_with_a_message(tmp_path):
             return payload
         return replace(payload, extra={**payload.extra, "images": torch.tensor(5)})
 
-    with pytest.raises(EngineError, match=r"every client .* the public images here are not those of the other clients"):
+    with pytest.raises(EngineError, match=r"public images here are not those of the other clients"):
         go(tmp_path, rounds=1, edit=edit)

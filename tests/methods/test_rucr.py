@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from support.exchanges import local_exchange
-from support.halves import FEATURES
 from support.nets import (
     LinearNet,
     NetHalf,
@@ -151,9 +150,3 @@ def test_the_classifiers_batch_norm_keeps_its_statistics(tmp_path):
     for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
         assert torch.equal(sent[f"head.{name}"], before[name])
     assert not torch.equal(sent["head.0.weight"], before["0.weight"])
-
-
-def test_there_is_nothing_to_contrast_with_before_there_are_prototypes(tmp_path):
-    local = local_exchange(toy_settings("rucr", tmp_path))
-    batch = Batch(torch.empty(0), torch.zeros(2, dtype=torch.int64), torch.rand(2, FEATURES), torch.zeros(2, CLASSES))
-    assert set(local.method.loss(batch, local).terms) == {"cross_entropy"}

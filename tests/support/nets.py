@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
 from support.own_states import own_state
+from support.runs import Recorded, Run
 from torch import Tensor, nn
 
 from common.data.batches import split_batches
@@ -17,6 +18,7 @@ from common.models.base import Model, initialised
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
+from server.run.checkpoint import Checkpoints
 from strategies.core.method import Client, Update
 
 Matrix = list[list[float]]
@@ -127,6 +129,19 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
     """One made-up class mean for each (label, weight, key)."""
     vectors = torch.stack([torch.rand(FEATURES, generator=generator(0, "means", key)) * 3 for _, _, key in rows])
     return PrototypeSet(vectors, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
+
+
+def trained(done: Run, exchange: str | None = None) -> list[Recorded]:
+    """The messages that asked for training, or those of one exchange."""
+    asked = [item for item in done.messages if item.request.train]
+    return [item for item in asked if exchange in (None, item.request.exchange)]
+
+
+def shared_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of the last checkpoint of the run in ``folder``."""
+    checkpoint = Checkpoints(folder / "checkpoint").load()
+    assert checkpoint is not None
+    return dict(checkpoint.state.weights)
 
 
 def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
