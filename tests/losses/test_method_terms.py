@@ -13,10 +13,12 @@ from common.losses import PrototypeTerms
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from strategies.core.method import Batch, Method
 from strategies.fedapc import FedAPC
+from strategies.fedpall import FedPall
 from strategies.fedplcc import FedPLCC
 from strategies.fedplvm import FedPLVM
 from strategies.fedproto import FedProto
 from strategies.fpl import FPL
+from strategies.i2pfl import I2PFL
 
 DRAWS = torch.Generator().manual_seed(5)
 LABELS = torch.tensor([0, 1, 2, 1, 0, 2])
@@ -56,6 +58,14 @@ CASES = {
     "fpl, global targets": Case(FPL(**SHARED, consistency=3, target="global"), FPL_TERMS, targets=WEIGHTED),
     "fedproto": Case(FedProto(consistency=3), PrototypeTerms(mse=3), sent=MEANS),
     "fedapc": Case(FedAPC(**SHARED), PrototypeTerms(**SHARED)),
+    "i2pfl": Case(I2PFL(**SHARED, alignment=0), PrototypeTerms(**SHARED)),
+    "fedpall": Case(FedPall(**SHARED, divergence=0), PrototypeTerms(**SHARED)),
+    "fedpall, negatives": Case(
+        FedPall(**SHARED, divergence=0, denominator="negatives"), PrototypeTerms(**SHARED, denominator="negatives")
+    ),
+    "fedpall, raw": Case(
+        FedPall(**SHARED, divergence=0, denominator="raw"), PrototypeTerms(**SHARED, denominator_rows="raw")
+    ),
     "fedplvm": Case(FedPLVM(contrast=7, correction=3), FEDPLVM_TERMS),
     "fedplcc": Case(FedPLCC(**CLUSTERED), fedplcc_terms(fraction=0.5, weighted=True)),
     "fedplcc, all rows": Case(FedPLCC(**CLUSTERED, fraction=1), fedplcc_terms(weighted=True)),

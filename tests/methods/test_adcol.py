@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.exchanges import local_exchange
 from support.halves import FEATURES
-from support.nets import NetHalf, epochs, net_update, numbers
+from support.nets import NetHalf, epoch, epochs, net_update, numbers
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
@@ -34,10 +34,7 @@ def test_the_server_trains_the_discriminator_to_name_the_client():
         features, owners = torch.cat([*parts.values()]), torch.tensor([0] * 5 + [2] * 12)
         # 17: the last row joins the batch before it, because the discriminator has batch norm
         for batches in epochs(3, 17, 8, server.generator("train", "discriminator"), single=False):
-            for rows in batches:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(features[rows]), owners[rows]).backward()
-                optimizer.step()
+            epoch(net, optimizer, features, owners, batches)
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(under_prefix("discriminator/", state.extra)[name], tensor)
     download = method.download(state, server)

@@ -1,4 +1,4 @@
-"""FDSE: its solver against its optimality, its regulariser in loops over the formulas, its layer, and erasers in a run."""
+"""FDSE: its solver by its optimality, its regulariser in loops over the formulas, its layer, and erasers in a run."""
 
 from __future__ import annotations
 
@@ -155,38 +155,30 @@ def two_batches():
     return [[layer.requires_grad_() for layer in batch] for batch in means], known
 
 
-def in_loops(means, known, growth, form, squares=None):
-    """The regulariser of both batches, layer by layer and channel by channel."""
+def in_loops(means, known, growth, form, squares):
+    """The regulariser of both batches, layer by layer; ``found`` has one value for each batch."""
     total_weight = sum(math.exp(growth * place) for place in range(len(SIZES)))
-    running_mean, running_variance, per_layer, found = None, None, {}, []
+    running, per_layer, found = None, {place: (item.mean, item.variance) for place, item in enumerate(known)}, []
     for batch, layers in enumerate(means):
         value = 0.0
         for place, layer in enumerate(layers):
             mu, q = known[place].mean, known[place].variance
-            share, count = math.exp(growth * place) / total_weight, SIZES[place]
-            channels = [sum(layer[i, c] for i in range(4)) / 4 for c in range(count)]
+            channels = layer.mean(0)
             if form == "printed":
-                seconds = [sum(squares[batch][place][i, c] for i in range(4)) / 4 for c in range(count)]
-                old_mean, old_variance = per_layer.get(place, (mu, q))
-                means_now = [0.9 * old_mean[c] + 0.1 * channels[c] for c in range(count)]
-                variances = [0.9 * old_variance[c] + 0.1 * (seconds[c] - channels[c] ** 2) for c in range(count)]
-                distance = sum((means_now[c] - mu[c]) ** 2 for c in range(count)) / count
-                value = value + share * (distance + (sum(variances) / count - sum(q) / count) ** 2)
-                per_layer[place] = ([x.detach() for x in means_now], [x.detach() for x in variances])
-                continue
-            m = sum(channels) / count
-            s = sum((x - m) ** 2 for x in channels) / (count - 1)
-            running_mean = m if running_mean is None else 0.9 * running_mean + 0.1 * m
-            running_variance = s if running_variance is None else 0.9 * running_variance + 0.1 * s
-            f, v = running_mean, running_variance
-            for c in range(count):
-                if form == "released":
-                    term = (mu[c] ** 2 - f**2) / (2 * v) + (torch.log(v / (q[c] + 1e-8)) + q[c] / (v + 1e-8)) / 2
-                else:
-                    term = (torch.log(v / q[c]) + (q[c] + (mu[c] - f) ** 2) / v - 1) / 2
-                value = value + share * term / count
-        if form != "printed":
-            running_mean, running_variance = running_mean.detach(), running_variance.detach()
+                seconds = squares[batch][place].mean(0)
+                f = 0.9 * per_layer[place][0] + 0.1 * channels
+                v = 0.9 * per_layer[place][1] + 0.1 * (seconds - channels**2)
+                term = (f - mu) ** 2 + (v.mean() - q.mean()) ** 2
+                per_layer[place] = (f.detach(), v.detach())
+            else:
+                now = torch.stack([channels.mean(), channels.var()])
+                running = now if running is None else 0.9 * running + 0.1 * now
+                f, v = running
+                term = (torch.log(v / q) + (q + (mu - f) ** 2) / v - 1) / 2
+            if form == "released":
+                term = (mu**2 - f**2) / (2 * v) + (torch.log(v / (q + 1e-8)) + q / (v + 1e-8)) / 2
+            value = value + math.exp(growth * place) / total_weight * term.mean()
+        running = None if running is None else running.detach()
         found.append(value)
     return found
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from support.halves import FEATURES, LossSide, elements, run_server, updates
-from support.runs import TouchedEngine, run
-from support.toy import DOMAINS, toy_settings
 
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
@@ -146,21 +144,3 @@ def test_a_domain_that_sat_out_loses_its_rows_or_keeps_them():
     assert sorted(set(kept.extra[ROW_DOMAINS].tolist())) == sorted(domain_number(domain) for domain in "abc")
     without_rows = in_domains(updates(3), "a", "b", "c")
     assert len(run_server(FedDAP(), [first, without_rows])[-1].prototypes) == 0
-
-
-def test_one_client_per_domain_and_all_rows_is_a_contrast_with_all_local_means(tmp_path):
-    """In a run: the rows of round 2 are the class means of round 1, under the domains of their clients."""
-    settings = toy_settings("feddap", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    sent, received = {}, None
-    for item in done.messages:
-        if item.request.train and item.request.round == 1:
-            sent[item.request.client.removesuffix("-0")] = item.reply.payload.prototypes
-        elif item.request.train:
-            received = item.message
-    numbers = received.extra[ROW_DOMAINS]
-    assert len(numbers) == len(received.prototypes) == sum(len(part) for part in sent.values())
-    for domain in DOMAINS:
-        mine = numbers == domain_number(domain)
-        assert torch.equal(received.prototypes.vectors[mine], sent[domain].vectors)
-        assert torch.equal(received.prototypes.labels[mine], sent[domain].labels)

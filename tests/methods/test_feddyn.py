@@ -87,6 +87,7 @@ def test_the_gradient_is_that_of_the_regularised_loss(with_lambda, tmp_path):
     draws = torch.Generator().manual_seed(0)
     multipliers = {name: torch.rand(p.shape, generator=draws) if with_lambda else 0 * p for name, p in before.items()}
     local = local_exchange(settings, kept={f"lambda/{k}": t for k, t in multipliers.items()} if with_lambda else {})
+    local.reference()  # taken before the model moves
     with torch.no_grad():
         for p in local.model.parameters():
             p += 0.3 * torch.rand(p.shape, generator=draws)

@@ -47,32 +47,17 @@ def drawn_batch(local, samples=3):
     return Batch(images[keep], labels, maps.mean((2, 3)), logits, views, {"maps": maps})
 
 
-def softmax(row):
-    largest = max(float(x.detach()) for x in row)
-    powers = [(x - largest).exp() for x in row]
-    whole = sum(powers[1:], powers[0])
-    return [power / whole for power in powers]
+def divergence(own, others, form):
+    """Eq. 2 for one image: own and others are distributions, one per view."""
+    mean = torch.cat([own, others]).mean(0).detach()
+    if form == "bce":
+        return -(own * mean.log() + (1 - own) * (1 - mean).log()).sum()
+    return (own * (own.log() - mean.log())).sum()
 
 
 def activations(weights, maps, label):
-    """A(u, v) = sum_d W[y, d] F_d(u, v), position by position."""
-    return [
-        sum(weights[label][d] * maps[d][u][v] for d in range(len(maps))) for u in range(len(maps[0])) for v in range(2)
-    ]
-
-
-def divergence(own, others, form):
-    """Eq. 2 for one image: own and others are lists of distributions, one per view."""
-    pooled = own + others
-    mean = [sum(p[c].detach() for p in pooled) / len(pooled) for c in range(len(own[0]))]
-    total = torch.zeros((), dtype=torch.float64)
-    for p in own:
-        for c in range(len(mean)):
-            if form == "bce":
-                total = total - (p[c] * mean[c].log() + (1 - p[c]) * (1 - mean[c]).log())
-            else:
-                total = total + p[c] * (p[c].log() - mean[c].log())
-    return total
+    """The softmax of A(u, v) = sum_d W[y, d] F_d(u, v) over the positions, for each row of ``maps``."""
+    return torch.stack([sum(weights[label, d] * of[d] for d in range(len(of))).flatten().softmax(0) for of in maps])
 
 
 def in_loops(local, batch, form):
@@ -83,16 +68,13 @@ def in_loops(local, batch, form):
         frozen_logits = received(batch.images)[1].double()
     samples = len(batch.labels) // batch.views
     weights, frozen_weights = local.model.head.weight.detach().double(), received.head.weight.double()
-    predictions = maps = torch.zeros((), dtype=torch.float64)
+    predictions = maps = 0.0
     for i in range(samples):
-        rows = [v * samples + i for v in range(batch.views)]
-        label = int(batch.labels[i])
-        own = [softmax(batch.logits[row]) for row in rows]
-        others = [softmax(frozen_logits[row]) for row in rows]
+        rows, label = [v * samples + i for v in range(batch.views)], int(batch.labels[i])
+        own, others = batch.logits[rows].softmax(1), frozen_logits[rows].softmax(1)
         predictions = predictions + divergence(own, others, form) / samples
-        own = [softmax(activations(weights, batch.extra["maps"][row], label)) for row in rows]
-        others = [softmax(activations(frozen_weights, frozen_maps[row], label)) for row in rows]
-        maps = maps + divergence(own, others, "kl") / samples
+        own = activations(weights, batch.extra["maps"][rows], label)
+        maps = maps + divergence(own, activations(frozen_weights, frozen_maps[rows], label), "kl") / samples
     return predictions, maps
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from support.halves import FEATURES, elements, run_server, updates
-from support.runs import TouchedEngine, run
-from support.toy import toy_settings
 
 from common.prototypes import PrototypeSet
 from strategies.fedplcc import FedPLCC
@@ -27,16 +25,3 @@ def test_finch_star_adds_members_up_and_normalises_per_class():
     assert plain.labels.tolist() == [1, 1, 2]
     assert elements(plain.weights) == pytest.approx([14 / 30, 16 / 30, 1.0])
     assert elements(plain.vectors[0]) == pytest.approx([1.0, 0.05, 0.0, 0.0])
-
-
-def test_counts_survive_both_levels_of_a_run(tmp_path):
-    settings = toy_settings("fedplcc", tmp_path, train={"rounds": 2})
-    done = run(settings, TouchedEngine(settings))
-    for item in (item for item in done.messages if item.request.train):
-        sent, counts = item.reply.payload.prototypes, item.reply.answer.class_counts
-        for label, count in enumerate(counts):
-            assert float(sent.weights[sent.labels == label].sum()) == count
-        received = item.message.prototypes
-        for label in received.classes:
-            assert float(received.weights[received.labels == label].sum()) == pytest.approx(1.0)
-    assert done.messages[-1].message.prototypes.classes == [0, 1, 2, 3]

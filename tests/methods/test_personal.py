@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from support.exchanges import local_exchange
-from support.nets import kept, shared_weights, trained
-from support.runs import TouchedEngine, run
-from support.toy import Toy, toy_settings
+from support.nets import kept
+from support.runs import run
+from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.models.specs import TorchvisionResNet
 from common.settings import load_settings
-from strategies.core.aggregation import average
 from strategies.core.federation import Federation
-from strategies.fedbn import FedBN, norm_state_names
+from strategies.fedbn import FedBN
 from strategies.fedrep import FedRep
 
 
@@ -23,16 +22,6 @@ def losses(done, client):
 
 
 # ---- SingleSet -------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_alone_does_not_notice_the_others(tmp_path):
-    three, one = (
-        run(toy_settings("single_set", tmp_path / str(len(names)), data=Toy(domains=names)))
-        for names in (("bright", "dark", "noisy"), ("dark",))
-    )
-    assert losses(three, "dark-0") == losses(one, "dark-0")
-    first, second = kept(tmp_path / "3")["dark-0"], kept(tmp_path / "1")["dark-0"]
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
@@ -67,24 +56,6 @@ def test_without_its_terms_a_method_that_averages_no_models_is_single_set(method
 
 
 # ---- FedBN -----------------------------------------------------------------------------------------------------------
-
-
-def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(tmp_path):
-    settings = toy_settings("fedbn", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    model = local_exchange(settings).model
-    own = norm_state_names(model)
-    assert len(own) == 25  # five layers of weight, bias, mean, variance, counter
-    sizes = done.summary["clients"]
-    last = [item for item in trained(done) if item.request.round == 2]
-    for item in last:
-        assert set(item.reply.payload.weights) == set(item.message.weights) == set(model.state_dict()) - own
-    wanted = average([i.reply.payload.weights for i in last], [sizes[i.request.client] for i in last])
-    averaged = shared_weights(tmp_path)
-    assert all(torch.equal(averaged[name], tensor) for name, tensor in wanted.items())
-    states = kept(tmp_path)
-    assert all(set(tensors) == {f"model/{name}" for name in own} for tensors in states.values())
-    assert not torch.equal(states["dark-0"]["model/backbone.bn1.bias"], states["noisy-0"]["model/backbone.bn1.bias"])
 
 
 def test_fedbn_by_name_misses_the_shortcuts_of_a_resnet():

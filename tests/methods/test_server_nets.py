@@ -10,7 +10,6 @@ from support.exchanges import local_exchange
 from support.halves import CLASSES, FEATURES
 from support.nets import NetHalf
 from support.toy import toy_settings
-from torch import nn
 
 from common.numerics import generator
 from common.storage import under_prefix
@@ -31,12 +30,6 @@ TRAINING = NetTraining(epochs=2, learning_rate=0.1, momentum=0.9, weight_decay=0
 def rows(count, key=0):
     draws = generator(0, "rows", key)
     return torch.randn(count, FEATURES, generator=draws), torch.randint(CLASSES, (count,), generator=draws)
-
-
-def test_what_is_sent_is_the_net_without_its_momentum():
-    extra = initial_net("classifier", nn.Linear(2, 2)) | initial_net("classifier two", nn.Linear(2, 2))
-    assert set(sent_net("classifier", extra)) == {"classifier/weight", "classifier/bias"}
-    assert set(extra) - set(sent_net("classifier", extra)) > {"momentum/classifier/weight"}
 
 
 @pytest.mark.parametrize(("count", "trains"), [(1, False), (2, True), (9, True)])

@@ -15,7 +15,7 @@ from common.prototypes import PrototypeSet
 from strategies.core.method import Averaging
 
 ALL = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
-BY_SAMPLES = ["fedapc", "fedavg", "fedplcc", "fedproc", "fedproto", "fedprox", "fpl", "moon"]
+BY_SAMPLES = ["fedapc", "fedavg", "fedbn", "fedplcc", "fedproc", "fedproto", "fedprox", "fpl", "moon"]
 EQUAL = ["fedadg", "fedplvm"]
 """The methods in which the next model is the mean itself, by what it weighs unless configured otherwise."""
 
