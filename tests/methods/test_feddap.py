@@ -22,7 +22,6 @@ PLACES = {
     "class 3 nowhere, class 2 not at home, class 0 only at home": [(0, OWN), (1, OWN), (1, "north"), (2, "south")],
     "the own domain alone": [(0, OWN), (1, OWN), (2, OWN)],
     "only others": [(0, "north"), (1, "south"), (2, "north")],
-    "no rows": [],
 }
 
 
@@ -74,9 +73,6 @@ def test_the_loss_is_the_formula_in_value_and_gradient(places):
     features = torch.rand(7, FEATURES, generator=draws, dtype=torch.float64).requires_grad_()
     found = method.loss(Batch(torch.zeros(7, 3, 1, 1), LABELS, features, LOGITS), side).terms
     torch.testing.assert_close(found.pop("cross_entropy"), cross_entropy(LOGITS, LABELS))
-    assert set(found) == ({"alignment", "contrast"} if places else set())
-    if not places:
-        return
     total = found["alignment"] + found["contrast"]
     alignment, contrast = expected_terms(features, rows, method)
     torch.testing.assert_close(found["alignment"], alignment, rtol=1e-9, atol=1e-9)

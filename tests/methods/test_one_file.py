@@ -35,10 +35,13 @@ def command_in_the_file() -> list[str]:
 def test_scores_and_tensors_are_those_of_goldfinch(
     one_file: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the second round there are prototypes; whatever else its settings are, another value is another state."""
-    assert load_settings(command_in_the_file()).train.rounds == one_file.ROUNDS
+    """Two domains and two rounds, in the second of which there are prototypes; other settings are in the state."""
+    whole = load_settings(command_in_the_file())
+    assert (whole.train.rounds, whole.data.domains) == (one_file.ROUNDS, one_file.DOMAINS)
     monkeypatch.setattr(one_file, "ROUNDS", 2)
-    settings = load_settings([*command_in_the_file(), "train.rounds=2", f"output={tmp_path}"])
+    monkeypatch.setattr(one_file, "DOMAINS", ("printed", "signs"))
+    fewer = ["train.rounds=2", "data.domains=[printed,signs]", f"output={tmp_path}"]
+    settings = load_settings([*command_in_the_file(), *fewer])
     prepare_output(settings)
     summary = run_federation(settings, InlineEngine(settings))
 

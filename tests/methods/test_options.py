@@ -50,7 +50,6 @@ OTHERS = {
     "fedgca": "predictions=false maps=false",
     "fedheal": "weighting=samples",
     "fedpall": "protection=none feature_mode=eval",
-    "fedplcc": "alpha=0.25 temperature=0.55",
     "fedproc": "prototype_mode=last_epoch_running",
     "moon": "frozen_mode=train temperature=1.0",
 }

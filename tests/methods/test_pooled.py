@@ -148,10 +148,11 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
     assert lines["pooled (upper bound)"].get_marker() == "None"
 
 
-def test_the_report_names_them_and_ranks_none(board: Board, tmp_path: Path) -> None:
+def test_the_report_names_them_and_ranks_none(board: Board) -> None:
     from server.results.report.page import render
 
-    page = render([board])
+    (two,) = group_runs([board.groups[0].runs[0], board.groups[-1].runs[0]])
+    page = render([two])
     assert "pooled (upper bound)" in page
     assert "<strong>pooled" not in page
     assert "bounds, never ranked" in page
