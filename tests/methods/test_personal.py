@@ -46,11 +46,18 @@ WITHOUT_TERMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What clients that are alone keep."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(toy_settings("single_set", folder))
+    return kept(folder)
+
+
 @pytest.mark.parametrize("method", WITHOUT_TERMS)
-def test_without_its_terms_a_method_that_averages_no_models_is_single_set(method, tmp_path):
-    run(toy_settings(method, tmp_path / "ours", hyper=WITHOUT_TERMS[method]))
-    run(toy_settings("single_set", tmp_path / "alone"))
-    ours, theirs = kept(tmp_path / "ours"), kept(tmp_path / "alone")
+def test_without_its_terms_a_method_that_averages_no_models_is_single_set(method, alone, tmp_path):
+    run(toy_settings(method, tmp_path, hyper=WITHOUT_TERMS[method]))
+    ours, theirs = kept(tmp_path), alone
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())
 
