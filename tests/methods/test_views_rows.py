@@ -23,10 +23,9 @@ ROWS_OF_SAMPLES = ("adcol", "fedpall", "fccl_plus", "fedavg", "rucr")
 VIEWS = sorted(path.stem for path in (CONF / "views").glob("*.yaml") if path.stem != "none")
 
 
-def go(method: str, folder: Path, views: str = "none", count: int = 0) -> Run:
+def go(method: str, folder: Path, views: str = "none") -> Run:
     settings = toy_settings(method, folder, train={"rounds": 2, "local_steps": 2})
-    chosen = composed(f"views={views}").views
-    settings = replace(settings, views=replace(chosen, count=count) if count else chosen)
+    settings = replace(settings, views=composed(f"views={views}").views)
     return run(settings, TouchedEngine(settings))
 
 
@@ -62,8 +61,8 @@ def test_a_batch_is_longer_and_nothing_is_sent_twice(method, tmp_path):
 
 
 def test_every_kind_of_view_gives_a_row_of_its_own(tmp_path):
-    found = [go("fedavg", tmp_path / views, views, 2) for views in VIEWS]
-    assert len({done.sha256 for done in found}) == len(VIEWS) > 1
+    found = [go("fedavg", tmp_path / views, views) for views in ("none", *VIEWS)]
+    assert len({done.sha256 for done in found}) == len(found)
     assert len({tuple(steps(done)) for done in found}) == 1
 
 
