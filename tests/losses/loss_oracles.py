@@ -176,28 +176,6 @@ def model_contrast(features, positive, negative, temperature):
     return total(losses) / len(losses)
 
 
-def multi_view_consistency(local, global_, form):
-    losses = []
-    for i in range(local.shape[1]):
-        for k in range(local.shape[2]):
-            views = [local[v, i, k] for v in range(len(local))] + [global_[v, i, k] for v in range(len(global_))]
-            mean = total(views) / len(views)
-            if float(mean.detach()) < 1e-7:
-                mean = torch.tensor(1e-7, dtype=torch.float64)
-            if float(mean.detach()) > 1 - 1e-7:
-                mean = torch.tensor(1 - 1e-7, dtype=torch.float64)
-            mean = mean.detach()
-            for v in range(len(local)):
-                p = local[v, i, k]
-                if form == "bce":
-                    losses.append(-(p * mean.log() + (1 - p) * (1 - mean).log()))
-                elif float(p.detach()) > 1e-7:
-                    losses.append(p * (p.log() - mean.log()))
-                else:
-                    losses.append(p * (math.log(1e-7) - mean.log()))
-    return total(losses) / local.shape[1]
-
-
 def nontarget_distillation(logits, teacher, labels, temperature):
     losses = []
     for i in range(len(logits)):
@@ -240,7 +218,3 @@ def similarity_distillation(features, mean_similarities, temperature, scale):
         ours, target = log_softmax(own[i]), log_softmax(mean_similarities[i])
         losses.extend(target[j].exp() * (target[j] - ours[j]) for j in range(len(ours)))
     return scale * total(losses) / len(own)
-
-
-def feature_norm(features, squared):
-    return total(dot(z, z) if squared else length(z) for z in features) / len(features)

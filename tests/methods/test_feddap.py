@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from support.halves import FEATURES, LossSide, elements, run_server, updates
-from support.runs import TouchedEngine, run
-from support.toy import DOMAINS, toy_settings
 
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
@@ -24,7 +22,6 @@ PLACES = {
     "class 3 nowhere, class 2 not at home, class 0 only at home": [(0, OWN), (1, OWN), (1, "north"), (2, "south")],
     "the own domain alone": [(0, OWN), (1, OWN), (2, OWN)],
     "only others": [(0, "north"), (1, "south"), (2, "north")],
-    "no rows": [],
 }
 
 
@@ -76,9 +73,6 @@ def test_the_loss_is_the_formula_in_value_and_gradient(places):
     features = torch.rand(7, FEATURES, generator=draws, dtype=torch.float64).requires_grad_()
     found = method.loss(Batch(torch.zeros(7, 3, 1, 1), LABELS, features, LOGITS), side).terms
     torch.testing.assert_close(found.pop("cross_entropy"), cross_entropy(LOGITS, LABELS))
-    assert set(found) == ({"alignment", "contrast"} if places else set())
-    if not places:
-        return
     total = found["alignment"] + found["contrast"]
     alignment, contrast = expected_terms(features, rows, method)
     torch.testing.assert_close(found["alignment"], alignment, rtol=1e-9, atol=1e-9)
@@ -87,16 +81,6 @@ def test_the_loss_is_the_formula_in_value_and_gradient(places):
     for value in (total, alignment + contrast):
         gradients.append(torch.autograd.grad(value, features, retain_graph=True)[0])
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
-    if places == PLACES["the own domain alone"]:
-        assert float(found["contrast"].detach()) == 0.0
-
-
-def test_gradients_do_not_reach_the_rows():
-    side, _ = side_of(PLACES["every class in three domains"])
-    assert not any(row.requires_grad for row in side.prototypes.vectors)
-    features = torch.rand(7, FEATURES, requires_grad=True)
-    FedDAP(alignment=0.0).loss(Batch(torch.zeros(7, 3, 1, 1), LABELS, features, LOGITS), side).total.backward()
-    assert float(features.grad.norm()) > 0
 
 
 # ---- the fusion ------------------------------------------------------------------------------------------------------
@@ -115,19 +99,10 @@ def test_the_shares_are_a_softmax_of_summed_cosines(count, temperature):
     members = torch.rand(count, 6, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
     found = fusion_shares(members, temperature)
     assert elements(found) == pytest.approx(shares_in_loops(members, temperature), abs=1e-9)
-    if count == 2:
-        assert elements(found) == [0.5, 0.5]
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(fusion_shares(members[order], temperature), found[order], rtol=1e-9, atol=1e-9)
 
 
-def test_an_outlier_among_five_hardly_counts():
-    members = torch.ones(5, 8, dtype=torch.float64) + 0.05 * torch.randn(
-        5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    members[3] = torch.tensor([1.0, -1.0] * 4)
-    assert float(fusion_shares(members, 0.001)[3]) < 1e-3
-    assert float(fusion_shares(torch.zeros(3, 8, dtype=torch.float64), 0.001).sum()) == pytest.approx(1.0)
+def test_rows_of_zero_length_share_alike():
+    assert elements(fusion_shares(torch.zeros(3, 8, dtype=torch.float64), 0.001)) == pytest.approx([1 / 3] * 3)
 
 
 def rows_of(*places):
@@ -165,21 +140,3 @@ def test_a_domain_that_sat_out_loses_its_rows_or_keeps_them():
     assert sorted(set(kept.extra[ROW_DOMAINS].tolist())) == sorted(domain_number(domain) for domain in "abc")
     without_rows = in_domains(updates(3), "a", "b", "c")
     assert len(run_server(FedDAP(), [first, without_rows])[-1].prototypes) == 0
-
-
-def test_one_client_per_domain_and_all_rows_is_a_contrast_with_all_local_means(tmp_path):
-    """In a run: the rows of round 2 are the class means of round 1, under the domains of their clients."""
-    settings = toy_settings("feddap", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    sent, received = {}, None
-    for item in done.messages:
-        if item.request.train and item.request.round == 1:
-            sent[item.request.client.removesuffix("-0")] = item.reply.payload.prototypes
-        elif item.request.train:
-            received = item.message
-    numbers = received.extra[ROW_DOMAINS]
-    assert len(numbers) == len(received.prototypes) == sum(len(part) for part in sent.values())
-    for domain in DOMAINS:
-        mine = numbers == domain_number(domain)
-        assert torch.equal(received.prototypes.vectors[mine], sent[domain].vectors)
-        assert torch.equal(received.prototypes.labels[mine], sent[domain].labels)

@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.exchanges import device_of, request_to
-from support.nets import kept
-from support.runs import run
 from support.toy import toy_settings
-from torch import Tensor
 
 from common.config import checked
 from common.errors import ConfigError
 from common.settings import load_settings
-from common.storage import under_prefix
-from server.run.checkpoint import Checkpoints
 from strategies.core.federation import Federation
 from strategies.core.method import ClientContext, Trained, Upload
 from strategies.fedavg import FedAvg
 
 
-def kept_by_clients(folder: Path, prefix: str) -> list[dict[str, Tensor]]:
-    """The newest tensors of each client under a prefix."""
-    return [under_prefix(f"local/{prefix}", tensors) for tensors in kept(folder).values()]
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.4], ids=["all", "some"])
-@pytest.mark.parametrize(
-    ("method", "server", "client"), [("feddyn", "h/", "lambda/"), ("scaffold", "control/", "control/")]
-)
-def test_the_servers_correction_is_the_mean_of_the_clients(
-    method: str, server: str, client: str, participation: float, tmp_path: Path
-) -> None:
-    """To the rounding of float32. Clients that have not taken part yet have zeros."""
-    rounds = {"participation": participation, "evaluate_every": 4}
-    done = run(toy_settings(method, tmp_path, rounds=rounds, train={"rounds": 4}))
-    checkpoint = Checkpoints(done.folder / "checkpoint").load()
-    assert checkpoint is not None
-    clients = kept_by_clients(tmp_path, client)
-    error, size = 0.0, 0.0
-    for name, correction in under_prefix(server, checkpoint.state.extra).items():
-        mean = torch.stack([each[name].double() for each in clients]).sum(0) / 3
-        error += float((correction - mean).square().sum())
-        size += float(mean.square().sum())
-    print(f"relative difference {(error / size) ** 0.5:.2g}")
-    assert error**0.5 <= 1e-6 * size**0.5
-
-
-@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedgca", "combined"])
 @pytest.mark.parametrize(
     ("overrides", "remedies"),
     [
-        (["rounds=guarded"], ["rounds.outliers=off"]),
-        (["rounds.outliers=clip"], ["rounds.outliers=off"]),
-        (["aggregation=geometric_median"], ["aggregation=mean"]),
-        (["aggregation=geometric_median", "rounds=guarded"], ["rounds.outliers=off", "aggregation=mean"]),
+        ("rounds=guarded", "rounds.outliers=off"),
+        ("aggregation=geometric_median", "aggregation=mean"),
+        ("aggregation=geometric_median rounds=guarded", "rounds.outliers=off aggregation=mean"),
     ],
-    ids=lambda given: given[0],
 )
-def test_settings_that_change_updates_are_refused_at_the_start(
-    method: str, overrides: Sequence[str], remedies: Sequence[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_settings([f"method={method}", *overrides])
-    assert f"set {' '.join(remedies)}, or" in str(caught.value)
-    load_settings([f"method={method}", *overrides, *remedies])
+def test_settings_that_change_updates_are_refused_at_the_start(overrides: str, remedies: str) -> None:
+    """Of every method that keeps its own step the conformance tests know it."""
+    with pytest.raises(ConfigError, match=f"set {remedies}"):
+        load_settings(["method=feddyn", *overrides.split()])
+    load_settings(["method=feddyn", *overrides.split(), *remedies.split()])
 
 
 def test_noised_updates_are_refused_too() -> None:
     private = ["privacy=gaussian", "privacy.update_clip=1", "privacy.update_noise_multiplier=1"]
-    with pytest.raises(ConfigError, match=r"privacy.update_clip=1 may change .* set privacy.update_clip=null"):
+    with pytest.raises(ConfigError, match=r"set privacy\.update_clip=null"):
         load_settings(["method=feddyn", *private])
 
 
@@ -121,6 +83,6 @@ def test_a_device_keeps_nothing_undeclared_where_updates_may_change(
     if isinstance(method, Declared) or outliers == "off":
         device.answer(request, message)
         return
-    with pytest.raises(ConfigError, match=r"\(mine\) and does not declare .* keeps_step .* set rounds.outliers=off"):
+    with pytest.raises(ConfigError, match=r"\(mine\) .* keeps_step .* set rounds.outliers=off"):
         device.answer(request, message)
     assert not list((tmp_path / "device").glob("*"))

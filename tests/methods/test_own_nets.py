@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.models.specs import Small
 from strategies.fedadg import FeatureDiscriminator, FeatureGenerator, TaskHead, scaled_one_hot
-from strategies.fedsr import ClassGaussians, GaussianLayer, ProbabilisticModel
+from strategies.fedsr import ClassGaussians, GaussianLayer
 from strategies.parts.server_nets import Discriminator
 
 
@@ -70,31 +69,15 @@ def test_gaussian_layer_halves():
     torch.testing.assert_close(deviation, torch.log(1 + torch.exp(raw)))
 
 
-def test_probabilistic_model():
-    model = ProbabilisticModel(Small().build(10, 32, 0), 12).eval()
-    images = torch.randn(3, 3, 32, 32)
-    mean, deviation = model.distribution(images)
-    features, logits = model(images)
-    assert features.shape == (3, model.feature_size) == (3, 12)
-    assert torch.equal(features, mean)
-    assert bool((deviation > 0).all())
-    assert logits.shape == (3, 10)
-    assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
-    assert not model.supports_cam
-
-
 def test_class_gaussians_start_as_released_and_stay_positive():
     table = ClassGaussians(3, 4)
     means, deviations, scale = table(torch.tensor([2, 0]))
     assert torch.equal(means, torch.zeros(2, 4))
     torch.testing.assert_close(deviations, torch.full((2, 4), math.log(1 + math.e)))
     torch.testing.assert_close(scale, torch.tensor(1.0))
-    assert {name for name, _ in table.named_parameters()} == {"means", "raw_deviations", "raw_scale"}
     with torch.no_grad():
         table.raw_scale.fill_(-30.0)
         table.raw_deviations.fill_(-30.0)
-        table.means[1] = torch.arange(4.0)
     means, deviations, scale = table(torch.tensor([1]))
-    assert means.tolist() == [[0.0, 1.0, 2.0, 3.0]]
     assert bool(torch.isfinite(torch.log(scale)))
     assert bool(torch.isfinite(torch.log(deviations)).all())

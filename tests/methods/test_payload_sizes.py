@@ -12,9 +12,12 @@ from support.runs import Recorded, TouchedEngine, run
 from support.toy import CLASSES, DOMAINS, TRAIN, toy_settings
 from torch import Tensor
 
+from common.storage import tensors_sha256
 from common.wire.payload import Payload, encode
-from strategies.fdse import FDSE, is_eraser
+from strategies.fdse import is_eraser
+from strategies.fedadg import DISCRIMINATOR
 from strategies.fedbn import norm_state_names
+from strategies.fedsr import GAUSSIANS
 from strategies.parts.server_nets import Discriminator
 
 FEATURES, PUBLIC_ROWS, PUBLIC_BATCH = 128, 32, 16
@@ -26,9 +29,19 @@ def size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def extended(method: str) -> dict[str, Tensor]:
+    """The state of the network as the method extends it."""
+    settings = toy_settings(method, Path("unused"))
+    return dict(settings.method.extend(settings.model.build(CLASSES, 16, 0), len(DOMAINS), 0).state_dict())
+
+
+def part(state: dict[str, Tensor], module: str) -> int:
+    return size(tensor for name, tensor in state.items() if name.startswith(f"{module}."))
+
+
 NORM = size(MODEL.state_dict()[name] for name in norm_state_names(MODEL))
 FLOATS = [tensor for tensor in MODEL.state_dict().values() if tensor.is_floating_point()]
-SPLIT = FDSE().extend(toy_settings("fdse", Path("unused")).model.build(CLASSES, 16, 0), len(DOMAINS), 0).state_dict()
+SPLIT, ADVERSARIAL, PROBABILISTIC = (extended(method) for method in ("fdse", "fedadg", "fedsr"))
 STATISTICS = size(
     tensor for name, tensor in SPLIT.items() if is_eraser(name) and "weight" not in name and "bias" not in name
 )
@@ -46,6 +59,10 @@ FIXED = {
     "public": 4 * PUBLIC_ROWS * CLASSES + 4 * PUBLIC_ROWS * (PUBLIC_BATCH - 1) + 8,  # logits, similarities, fingerprint
     "domain rows": (len(DOMAINS) * CLASSES - 1) * (ROW + 8),  # the noisy domain lacks a class; with each row its domain
     "measured": 3 * 8,
+    "adversarial discriminator": part(ADVERSARIAL, DISCRIMINATOR),
+    "network and generator": size(ADVERSARIAL.values()) - part(ADVERSARIAL, DISCRIMINATOR),
+    "class Gaussians": part(PROBABILISTIC, GAUSSIANS),
+    "probabilistic network": size(PROBABILISTIC.values()) - part(PROBABILISTIC, GAUSSIANS),
     "mask": sum((tensor.numel() + 7) // 8 for tensor in FLOATS),
     "counts": 4 * sum(tensor.numel() for tensor in FLOATS) + 8,
     "synthetic": 50 * CLASSES * (4 * FEATURES + 8),  # features and labels, fifty of each class
@@ -57,6 +74,7 @@ UP = {
     ("fccl_plus", "train"): ["public"],
     ("fccl_plus", "collaborate"): ["state"],
     ("fdse", "train"): ["split state"],
+    ("fedadg", "train"): ["network and generator"],
     ("fedapc", "train"): ["state", "class means"],
     ("fedbn", "train"): ["without norm layers"],
     ("feddap", "train"): ["state", "class means"],
@@ -73,6 +91,7 @@ UP = {
     ("fedproto", "train"): ["state", "class means"],
     ("fedrep", "train"): ["body"],
     ("fedsam", "train"): ["state"],
+    ("fedsr", "train"): ["probabilistic network"],
     ("fpl_heal", "train"): ["state", "class means", "mask"],
     ("i2pfl", "train"): ["state", "class means"],
     ("moon", "train"): ["state"],
@@ -106,12 +125,14 @@ KEPT = {
     "adcol": "state",
     "fccl_plus": "state",
     "fdse": "eraser statistics",
+    "fedadg": "adversarial discriminator",
     "fedbn": "norm layers",
     "feddyn": "parameters",
     "fedgca": "parameters",
     "fedheal": "counts",
     "fedpall": "state",
     "fedrep": "head",
+    "fedsr": "class Gaussians",
     "fpl_heal": "counts",
     "moon": "state",
     "rucr": "synthetic",
@@ -150,6 +171,8 @@ def test_bytes_are_the_formula_s(method: str, tmp_path: Path) -> None:
     for tensors in states.values():
         assert size(tensors.values()) == FIXED[KEPT[method]]
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+    own = {tensors_sha256(tensors) for tensors in states.values()}
+    assert len(own) == len(states), "each client keeps its own"
 
 
 def test_the_parts_are_what_they_should_be() -> None:
@@ -159,4 +182,6 @@ def test_the_parts_are_what_they_should_be() -> None:
     halves = 8 + 16 + 32 + 32 + 64
     assert FIXED["eraser statistics"] == 4 * 2 * halves + 8 * 5
     assert FIXED["erasers of all"] == 3 * 4 * (2 + 9) * halves
+    assert FIXED["adversarial discriminator"] == 4 * ((FEATURES + CLASSES) * 256 + 256 * 256 + 256 + 256 + 1)
+    assert FIXED["class Gaussians"] == 4 * (2 * CLASSES * FEATURES + 1)
     assert FIXED["discriminator"] == 4 * (FEATURES * 512 + 512 * 512 + 512 * 3 + 2 * 4 * 512) + 2 * 8

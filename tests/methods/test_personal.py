@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from itertools import pairwise
-from pathlib import Path
-
 import pytest
 import torch
 from support.exchanges import local_exchange
 from support.nets import kept
-from support.runs import TouchedEngine, run
-from support.toy import Toy, toy_settings
+from support.runs import run
+from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.models.specs import TorchvisionResNet
 from common.settings import load_settings
-from server.run.checkpoint import Checkpoints
-from strategies.core.aggregation import average
 from strategies.core.federation import Federation
-from strategies.fedbn import FedBN, norm_state_names
+from strategies.fedbn import FedBN
 from strategies.fedrep import FedRep
-
-
-def trained(done):
-    return [item for item in done.messages if item.request.train]
-
-
-def weights_of(done):
-    return Checkpoints(done.folder / "checkpoint").load().state.weights
 
 
 def losses(done, client):
@@ -36,16 +22,6 @@ def losses(done, client):
 
 
 # ---- SingleSet -------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_alone_does_not_notice_the_others(tmp_path):
-    three, one = (
-        run(toy_settings("single_set", tmp_path / str(len(names)), data=Toy(domains=names)))
-        for names in (("bright", "dark", "noisy"), ("dark",))
-    )
-    assert losses(three, "dark-0") == losses(one, "dark-0")
-    first, second = kept(tmp_path / "3")["dark-0"], kept(tmp_path / "1")["dark-0"]
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
@@ -63,24 +39,30 @@ def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
     assert not torch.equal(states["dark-0"]["model/head.weight"], states["bright-0"]["model/head.weight"])
 
 
+WITHOUT_TERMS = {
+    "adcol": {"divergence": 0.0, "feature_mode": "eval"},
+    "fedpall": {"contrast": 0.0, "divergence": 0.0, "swap_classifier": False, "feature_mode": "eval"},
+    "fedproto": {"aggregate_models": False, "prototype_mode": "post_eval", "consistency": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What clients that are alone keep."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(toy_settings("single_set", folder))
+    return kept(folder)
+
+
+@pytest.mark.parametrize("method", WITHOUT_TERMS)
+def test_without_its_terms_a_method_that_averages_no_models_is_single_set(method, alone, tmp_path):
+    run(toy_settings(method, tmp_path, hyper=WITHOUT_TERMS[method]))
+    ours, theirs = kept(tmp_path), alone
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())
+
+
 # ---- FedBN -----------------------------------------------------------------------------------------------------------
-
-
-def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(tmp_path):
-    settings = toy_settings("fedbn", tmp_path)
-    done = run(settings, TouchedEngine(settings))
-    model = local_exchange(settings).model
-    own = norm_state_names(model)
-    assert len(own) == 25  # five layers of weight, bias, mean, variance, counter
-    sizes = done.summary["clients"]
-    last = [item for item in trained(done) if item.request.round == 2]
-    for item in last:
-        assert set(item.reply.payload.weights) == set(item.message.weights) == set(model.state_dict()) - own
-    wanted = average([i.reply.payload.weights for i in last], [sizes[i.request.client] for i in last])
-    assert all(torch.equal(weights_of(done)[name], tensor) for name, tensor in wanted.items())
-    states = kept(tmp_path)
-    assert all(set(tensors) == {f"model/{name}" for name in own} for tensors in states.values())
-    assert not torch.equal(states["dark-0"]["model/backbone.bn1.bias"], states["noisy-0"]["model/backbone.bn1.bias"])
 
 
 def test_fedbn_by_name_misses_the_shortcuts_of_a_resnet():
@@ -92,15 +74,22 @@ def test_fedbn_by_name_misses_the_shortcuts_of_a_resnet():
     assert all("downsample.1." in name for name in missed)
 
 
-def test_fedbn_scores_with_statistics_of_the_averaged_weights_if_asked(tmp_path):
-    plain, fresh = (
-        run(toy_settings("fedbn", tmp_path / str(refresh), hyper={"refresh_statistics": refresh}))
-        for refresh in (False, True)
-    )
-    assert plain.sha256 == fresh.sha256  # a score leaves no trace
-    assert losses(plain, "dark-0") == losses(fresh, "dark-0")
-    scores = [[(r["round"], r["client"], r["loss"]) for r in done.history()] for done in (plain, fresh)]
+@pytest.mark.parametrize(
+    ("method", "off", "on"),
+    [
+        ("fedbn", {"refresh_statistics": False}, {"refresh_statistics": True}),
+        ("per_fedavg", {"adapt_steps": 0}, {"adapt_steps": 1}),
+        ("per_fedavg", {"adapt_steps": 1}, {"adapt_steps": 2}),
+    ],
+    ids=str,
+)
+def test_what_is_adapted_for_a_score_leaves_no_trace(method, off, on, tmp_path):
+    plain, adapted = (run(toy_settings(method, tmp_path / str(hyper), hyper=hyper)) for hyper in (off, on))
+    assert plain.sha256 == adapted.sha256
+    assert losses(plain, "dark-0") == losses(adapted, "dark-0")
+    scores = [[(r["round"], r["client"], r["loss"]) for r in done.history()] for done in (plain, adapted)]
     assert scores[0] != scores[1]
+    assert adapted.summary["scored"] == "own model"
 
 
 def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
@@ -121,55 +110,30 @@ def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
 # ---- FedRep ----------------------------------------------------------------------------------------------------------
 
 
-class Spy(FedRep):
-    """Takes a copy of the model before every step."""
-
-    def step(self, local, images, labels):
-        seen = local.cached("seen", list)
-        seen.append((local.phase, deepcopy(local.model.state_dict())))
-        return super().step(local, images, labels)
-
-
 @pytest.mark.parametrize("head_epochs", [None, 3])
 def test_fedrep_trains_the_head_and_then_the_body(head_epochs, tmp_path):
-    hyper = {"head_epochs": head_epochs}
-    local = local_exchange(toy_settings("fedrep", tmp_path, hyper=hyper, train={"epochs": 2}))
-    local.method = Spy(**hyper)
-    local.run()
-    seen = [*local.cached("seen", list), (1, deepcopy(local.model.state_dict()))]
-    per_epoch = 3  # 25 samples in batches of eight, the last one of nine
-    assert [phase for phase, _ in seen[:-1]] == [0] * per_epoch * (head_epochs or 2) + [1] * per_epoch
-    parameters = {name for name, _ in local.model.named_parameters()}
-    statistics = {name for name in FedRep().shared_names(local.model) - parameters if "running" in name}
-    for (phase, before), (_, after) in pairwise(seen):
-        moved = {name for name in parameters if not torch.equal(before[name], after[name])}
-        body = FedRep().shared_names(local.model)
-        assert moved == (parameters & body if phase else parameters - body)
-        moved = {name for name in statistics if not torch.equal(before[name], after[name])}
-        assert moved == statistics
+    """That a phase moves what it trains and nothing else is for the trainer's tests."""
+    method = FedRep(head_epochs=head_epochs)
+    model = local_exchange(toy_settings("fedrep", tmp_path)).model
+    head, body = method.phases(2)
+    assert (head.epochs, body.epochs) == (head_epochs or 2, 1)
+    parameters = {name for name, _ in model.named_parameters()}
+    shared = method.shared_names(model) & parameters
+    assert {name for name in parameters if body.trainable(name)} == shared
+    assert {name for name in parameters if head.trainable(name)} == parameters - shared == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("norm", ["group", "none"])
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ["method=fedbn"],
-        ["method=fedbn", "method.refresh_statistics=true"],
-        ["method=combined", "method.local_normalisation=true"],
-    ],
-    ids=["fedbn", "fedbn, refreshed", "combined"],
+    "overrides", [["method=fedbn"], ["method=combined", "method.local_normalisation=true"]], ids=["fedbn", "combined"]
 )
-def test_a_method_that_would_keep_nothing_on_this_network_is_refused(
-    overrides: list[str], norm: str, tmp_path: Path
-) -> None:
-    settings = load_settings([*overrides, f"output={tmp_path}"])
+def test_a_method_that_would_keep_nothing_on_this_network_is_refused(overrides, norm):
+    Federation(load_settings(overrides))
+    with pytest.raises(ConfigError, match=r"set model\.norm=batch"):
+        Federation(load_settings([*overrides, f"model.norm={norm}"]))
+
+
+def test_a_method_that_adapts_the_shared_model_keeps_nothing_and_runs():
+    settings = load_settings(["method=per_fedavg", "method.adapt_steps=1", "model.norm=none"])
+    assert settings.method.personal
     Federation(settings)
-    settings = load_settings([*overrides, f"model.norm={norm}", f"output={tmp_path}"])
-    with pytest.raises(ConfigError, match=r"this network has no such part, .* set model.norm=batch"):
-        Federation(settings)
-
-
-def test_a_method_that_adapts_the_shared_model_keeps_nothing_and_runs(tmp_path: Path) -> None:
-    chosen = ["method=per_fedavg", "method.adapt_steps=1", "model.norm=none", f"output={tmp_path}"]
-    assert load_settings(chosen).method.personal
-    Federation(load_settings(chosen))

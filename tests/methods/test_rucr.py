@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 from support.exchanges import local_exchange
-from support.halves import FEATURES
 from support.nets import (
-    LinearNet,
     NetHalf,
     class_means_of,
+    epoch,
     epochs,
     net_update,
     numbers,
+    trained,
     unit,
     weighted_means,
 )
@@ -101,21 +102,16 @@ def test_the_classifier_is_rebalanced_by_sgd_as_it_is_written(rebalance_epochs, 
     monkeypatch.setattr("strategies.rucr.PER_CLASS", 11)
     local = exchange(tmp_path, rebalance_epochs=rebalance_epochs, rebalance_rate=0.05)
     made = local.method.synthesise(local.features()[0], local)
-    head = local.model.head
-    wanted = LinearNet(numbers(head.weight), head.bias.tolist(), 0.05, 0.0, 0.0)
-    features, labels = numbers(made["synthetic/features"]), made["synthetic/labels"].tolist()
+    wanted = deepcopy(local.model.head)
+    optimizer = torch.optim.SGD(wanted.parameters(), lr=0.05)
     for batches in epochs(rebalance_epochs or 1, 33, 8, local.generator("rebalance")):  # 33: the last batch has one row
-        wanted.epoch(features, labels, batches)
+        epoch(wanted, optimizer, made["synthetic/features"], made["synthetic/labels"], batches)
     body = {name: t.clone() for name, t in local.model.state_dict().items() if name.startswith("backbone.")}
     local.kept = made
     sent = local.method.respond(local)
-    torch.testing.assert_close(sent.extra["head.weight"], torch.tensor(wanted.weight), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(sent.extra["head.bias"], torch.tensor(wanted.bias), rtol=1e-4, atol=1e-5)
+    for name, tensor in wanted.state_dict().items():
+        torch.testing.assert_close(sent.extra[f"head.{name}"], tensor, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(local.model.state_dict()[name], t) for name, t in body.items())
-
-
-def trained(done, name):
-    return [item for item in done.messages if item.request.train and item.request.exchange == name]
 
 
 def test_the_next_round_trains_on_the_rebalanced_classifier_and_the_averaged_body(tmp_path):
@@ -151,9 +147,3 @@ def test_the_classifiers_batch_norm_keeps_its_statistics(tmp_path):
     for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
         assert torch.equal(sent[f"head.{name}"], before[name])
     assert not torch.equal(sent["head.0.weight"], before["0.weight"])
-
-
-def test_there_is_nothing_to_contrast_with_before_there_are_prototypes(tmp_path):
-    local = local_exchange(toy_settings("rucr", tmp_path))
-    batch = Batch(torch.empty(0), torch.zeros(2, dtype=torch.int64), torch.rand(2, FEATURES), torch.zeros(2, CLASSES))
-    assert set(local.method.loss(batch, local).terms) == {"cross_entropy"}

@@ -16,16 +16,6 @@ from common.settings import load_settings, settings_of
 from server.results.run import RunFolder
 
 OFFLINE = "train.device=cpu"
-FOUND_IN_PLAIN_RUNS: frozenset[str] = frozenset()
-"""Files of conf/tuned/ whose search had no guards: name those here that are found again."""
-
-
-@pytest.mark.parametrize("method", ["moon", "feddyn", "fedplvm", "fedplcc", "fedadg", "fccl_plus"])
-def test_the_data_choose_no_values(method):
-    chosen = {
-        data: load_settings([f"method={method}", f"data={data}", OFFLINE]).method for data in ("glyphs", "digits")
-    }
-    assert chosen["glyphs"] == chosen["digits"] == type(chosen["glyphs"])()
 
 
 def test_a_run_can_be_resumed_without_its_tuned_file(tmp_path):
@@ -51,5 +41,4 @@ def test_the_yaml_says_every_option_and_the_class_s_defaults(method):
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
 def test_a_tuned_file_says_whether_its_search_had_guards(path: Path) -> None:
     source = find_overlay("tuned", path.stem).source
-    guards = re.search(r"with the guards of [0-9a-f]{7} \(rounds\.outliers=clip\)", source)
-    assert (guards is None) == (path.stem in FOUND_IN_PLAIN_RUNS)
+    assert re.search(r"with the guards of [0-9a-f]{7} \(rounds\.outliers=clip\)", source)

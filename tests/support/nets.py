@@ -1,4 +1,4 @@
-"""For methods that train nets on features: a server half with models and random numbers, and SGD written out."""
+"""For methods that train nets on features: a server half with models and random numbers, and their training."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from support.halves import CLASSES, FEATURES, SIZES, Half
 from support.own_states import own_state
+from support.runs import Recorded, Run
 from torch import Tensor, nn
 
 from common.data.batches import split_batches
@@ -17,6 +18,7 @@ from common.models.base import Model, initialised
 from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.settings import TrainSettings
+from server.run.checkpoint import Checkpoints
 from strategies.core.method import Client, Update
 
 Matrix = list[list[float]]
@@ -52,45 +54,6 @@ def numbers(tensor: Tensor) -> Matrix:
     return rows
 
 
-@dataclass
-class LinearNet:
-    """A linear classifier trained by SGD with momentum, in loops over float64."""
-
-    weight: Matrix
-    bias: list[float]
-    rate: float
-    momentum: float
-    decay: float
-    velocity: Matrix = field(default_factory=list)
-
-    def epoch(self, features: Matrix, labels: Sequence[int], batches: Sequence[Sequence[int]]) -> None:
-        """One pass in the order of ``batches``; a row of ``velocity`` is a class's weights and, last, its bias."""
-        classes, size = len(self.weight), len(self.weight[0])
-        self.velocity = self.velocity or [[0.0] * (size + 1) for _ in range(classes)]
-        for batch in batches:
-            gradient = [[0.0] * (size + 1) for _ in range(classes)]
-            for row in batch:
-                x = features[row]
-                logits = [
-                    sum(w * v for w, v in zip(self.weight[c], x, strict=True)) + self.bias[c] for c in range(classes)
-                ]
-                total = sum(math.exp(value) for value in logits)
-                for c in range(classes):
-                    slope = (math.exp(logits[c]) / total - (c == labels[row])) / len(batch)
-                    for d in range(size):
-                        gradient[c][d] += slope * x[d]
-                    gradient[c][size] += slope
-            for c in range(classes):
-                for d in range(size + 1):
-                    value = self.weight[c][d] if d < size else self.bias[c]
-                    step = gradient[c][d] + self.decay * value
-                    self.velocity[c][d] = self.momentum * self.velocity[c][d] + step
-                    if d < size:
-                        self.weight[c][d] -= self.rate * self.velocity[c][d]
-                    else:
-                        self.bias[c] -= self.rate * self.velocity[c][d]
-
-
 def epochs(
     count: int, rows: int, batch_size: int, draws: torch.Generator, *, single: bool = True
 ) -> Iterator[list[list[int]]]:
@@ -98,6 +61,16 @@ def epochs(
     for _ in range(count):
         order = torch.randperm(rows, generator=draws)
         yield [batch.tolist() for batch in split_batches(order, batch_size, "keep", single=single)]
+
+
+def epoch(
+    net: nn.Module, optimizer: torch.optim.Optimizer, features: Tensor, labels: Tensor, batches: list[list[int]]
+) -> None:
+    """One pass of the optimiser over the rows in the order of ``batches``, on the mean cross-entropy of each."""
+    for rows in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(features[rows]), labels[rows]).backward()
+        optimizer.step()
 
 
 def unit(row: Sequence[float]) -> list[float]:
@@ -127,6 +100,19 @@ def class_means_of(*rows: tuple[int, float, int]) -> PrototypeSet:
     """One made-up class mean for each (label, weight, key)."""
     vectors = torch.stack([torch.rand(FEATURES, generator=generator(0, "means", key)) * 3 for _, _, key in rows])
     return PrototypeSet(vectors, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]))
+
+
+def trained(done: Run, exchange: str | None = None) -> list[Recorded]:
+    """The messages that asked for training, or those of one exchange."""
+    asked = [item for item in done.messages if item.request.train]
+    return [item for item in asked if exchange in (None, item.request.exchange)]
+
+
+def shared_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of the last checkpoint of the run in ``folder``."""
+    checkpoint = Checkpoints(folder / "checkpoint").load()
+    assert checkpoint is not None
+    return dict(checkpoint.state.weights)
 
 
 def kept(folder: Path) -> dict[str, dict[str, Tensor]]:
