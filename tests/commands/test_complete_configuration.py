@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from support.own import forget
 
-from common.config import build
 from common.run_config import read_config
-from common.settings import CONFIGURATION, load_settings, settings_in, settings_of
+from common.settings import load_settings, settings_of
 from common.text import warn_once
 from server.cli import main
 
@@ -101,24 +100,9 @@ def test_a_changed_default_changes_the_identity(tmp_path: Path) -> None:
     assert load_settings(CHOSEN).identity != before
 
 
-def test_devices_get_the_complete_configuration() -> None:
-    settings = load_settings([*CHOSEN, "data.augmentation.flip=true"])
-    sent = settings_in({CONFIGURATION: json.dumps(settings.raw)})
-    assert sent.raw == settings.raw
-    assert sent.raw["data"]["augmentation"]["flip"] is True
-    assert sent.identity == settings.identity
-    assert build(sent.raw["data"], "data").augmentation == settings.data.augmentation
-
-
 def test_a_class_of_goldfinchs_own_by_its_dotted_name_is_completed_too() -> None:
     settings = load_settings(["data=glyphs", "model=common.models.specs.ResNet10"])
     assert settings.raw["model"]["width"] == 64
-
-
-def test_what_a_file_describes_stays_as_the_file_has_it() -> None:
-    plain = load_settings(["data=glyphs", "method=fpl"])
-    assert load_settings(["data=glyphs", "method=fpl"]).raw == plain.raw
-    assert "pretrained" in plain.raw["model"] or "freeze" not in plain.raw["model"]
 
 
 @pytest.mark.parametrize(

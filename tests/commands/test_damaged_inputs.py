@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,29 +48,84 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 REPLACED = ("missing", "a folder", "a pipe")
 RECORDS = ("config.yaml", "summary.json", "scores.jsonl", "replies.jsonl", "events.jsonl", "code.json")
-FILES = (*RECORDS, "checkpoint", "prototypes")
-COMMANDS = {
-    "table": ["table", "RUN"],
-    "report": ["report", "RUN"],
-    "resume": ["resume", "RUN", "--quiet"],
-    "figure": ["figure", "convergence", "RUN", "OUT"],
-    "export": ["export", "RUN", "--to", "OUT"],
-}
-QUICK = {("table", "nested"), ("table", "a pipe"), ("resume", "a list"), ("export", "cut"), ("report", "odd numbers")}
-
-
 COMPARE = [
     *("compare", "--methods", "fedavg", *TINY, "protocol.samples=40", "protocol.validation=0.5"),
     *("train.learning_rate=0.1", "--trials", "1", "--studies", "1", "--runs", "1", "--output"),
 ]
 STUDY = "fedavg/in_domain/study-0"
+FOLDERS = {
+    "run": (["run", "--quiet", "method=fpl", *TINY, "output=FOLDER"], (*RECORDS, "checkpoint", "prototypes")),
+    "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
+    "compare": ([*COMPARE, "FOLDER"], ("journal.log", f"{STUDY}/best.yaml", f"{STUDY}/seed-0/summary.json")),
+    "certificates": (
+        ["devices", "certificates", "FOLDER", "--host", "localhost", "--node", "a"],
+        ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
+    ),
+    "model": (["export", "RUN", "--to", "FOLDER"], ("model.json", "model.safetensors")),
+}
+"""The command that makes a folder of each kind, and files of the folder that are damaged."""
+
+READING = {
+    "table": ("run", ["table", "FOLDER"]),
+    "report": ("run", ["report", "FOLDER"]),
+    "resume": ("run", ["resume", "FOLDER", "--quiet"]),
+    "figure": ("run", ["figure", "convergence", "FOLDER", "--output", "OUT.png"]),
+    "export": ("run", ["export", "FOLDER", "--to", "OUT"]),
+    "sweep": ("sweep", FOLDERS["sweep"][0]),
+    "compare": ("compare", FOLDERS["compare"][0]),
+    "certificates": ("certificates", FOLDERS["certificates"][0]),
+    "predict": ("model", ["evaluate", "FOLDER", "IMAGE"]),
+    "evaluate": ("model", ["evaluate", "FOLDER", "data=glyphs", "data.domains=[sketch]"]),
+}
+"""Commands that read a folder, and its kind."""
+
+QUICK = {
+    *(("table", "nested"), ("table", "a pipe"), ("resume", "a list"), ("export", "cut"), ("report", "odd numbers")),
+    *(("certificates", "cut"), ("certificates", "a pipe"), ("predict", "nested"), ("evaluate", "a list")),
+}
+
+
+def every_damage() -> Iterator[object]:
+    """Each command with each damage; all but the quick ones are slow."""
+    for command in READING:
+        for name in DAMAGES:
+            marks = () if (command, name) in QUICK else (pytest.mark.slow,)
+            yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
+
+
+def put_in(words: list[str], **places: Path) -> list[str]:
+    """The words of a command with these places."""
+    found = []
+    for word in words:
+        for name, place in places.items():
+            word = word.replace(name, str(place))
+        found.append(word)
+    return found
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original") / "run"
-    assert main(["run", "--quiet", "method=fpl", *TINY, f"output={folder}"]) == 0
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the undamaged folder of a kind; each is made once."""
+
+    @cache
+    def folder(kind: str) -> Path:
+        place = tmp_path_factory.mktemp(kind) / "folder"
+        places = {"RUN": folder("run")} if kind == "model" else {}
+        assert main(put_in(FOLDERS[kind][0], FOLDER=place, **places)) == 0
+        return place
+
     return folder
+
+
+@pytest.fixture(scope="module")
+def original(made: Callable[[str], Path]) -> Path:
+    return made("run")
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of a run's folder."""
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -117,30 +172,26 @@ def damage(name: str, path: Path) -> None:
     DAMAGES[name](path)
 
 
-def matrix() -> Iterator[object]:
-    for command in COMMANDS:
-        for name in DAMAGES:
-            marks = () if (command, name) in QUICK else (pytest.mark.slow,)
-            yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
-
-
-@pytest.mark.parametrize(("command", "name"), list(matrix()))
-def test_a_damaged_run_folder_gives_a_message(
+@pytest.mark.parametrize(("command", "name"), list(every_damage()))
+def test_a_damaged_folder_gives_a_message(
     command: str,
     name: str,
-    original: Path,
+    made: Callable[[str], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One file of the folder after the other."""
     monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    for file in FILES:
-        folder = tmp_path / file / "run"
+    kind, words = READING[command]
+    original = made(kind)
+    image = tmp_path / "image.png"
+    Image.new("RGB", (32, 32)).save(image)
+    for number, file in enumerate(FOLDERS[kind][1]):
+        folder = tmp_path / str(number) / "folder"
         shutil.copytree(original, folder)
         damage(name, folder / file)
-        replaced = {"RUN": str(folder), "OUT": str(tmp_path / file / "out.png")}
-        check([replaced.get(word, word) for word in COMMANDS[command]], capsys)
+        check(put_in(words, FOLDER=folder, OUT=folder.parent / "out", IMAGE=image), capsys)
 
 
 VALUES: tuple[object, ...] = (
@@ -233,10 +284,7 @@ def test_records_with_other_values_give_a_message(
         for file in draw.sample(records, draw.randint(1, 2)):
             rewrite(folder / file, draw)
         before = files_outside(tmp_path / str(trial), folder)
-        words = [
-            word.replace("RUN", str(folder)).replace("OUT", str(folder.parent / "out")) for word in READERS[command]
-        ]
-        status = main(words)
+        status = main(put_in(READERS[command], RUN=folder, OUT=folder.parent / "out"))
         error = capsys.readouterr().err
         written = files_outside(folder.parent, folder) - before
         if TRACEBACK in error or "Traceback" in error or (status != 0 and (written or not error.strip())):
@@ -253,9 +301,7 @@ def test_every_entry_of_a_summary_is_checked_when_it_is_read(folder: str, reques
         assert set(score) <= set(Scores.__annotations__)
 
 
-def test_the_key_of_a_deployment_is_larger_than_other_numbers(original: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(original, folder)
+def test_the_key_of_a_deployment_is_larger_than_other_numbers(folder: Path) -> None:
     key = 2**KEY_BITS - 1
     record = folder / "summary.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "key": key}))
@@ -279,102 +325,28 @@ def read_json_lines(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("column", REPLY_COLUMNS[6:-1])
 def test_a_reply_with_text_for_a_number_gives_a_message(
-    column: str, original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    column: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(original, folder)
     with_entry(folder / "replies.jsonl", column)
     error = check(["report", str(folder), "--csv"], capsys)
     assert "replies.jsonl" in error
     assert TRACEBACK not in error
 
 
-@pytest.mark.parametrize("command", ["export", "resume", "table"])
-@pytest.mark.parametrize("group", ["data", "method", "views", "aggregation", "privacy", "engine", "tracker"])
+@pytest.mark.parametrize(
+    ("group", "command"),
+    [
+        *((group, "table") for group in ("data", "method", "views", "aggregation", "privacy", "engine", "tracker")),
+        *(("method", command) for command in ("export", "resume")),
+    ],
+)
 def test_a_configuration_with_text_for_a_group_gives_a_message(
-    group: str, command: str, original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    group: str, command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(original, folder)
     with_entry(folder / "config.yaml", group)
-    error = check(put_in(COMMANDS[command], RUN=folder, OUT=tmp_path / "out"), capsys)
+    error = check(put_in(READING[command][1], FOLDER=folder, OUT=tmp_path / "out"), capsys)
     assert "config.yaml is not a run's configuration" in error
     assert not (tmp_path / "out").exists()
-
-
-FOLDERS = {
-    "sweep": (["sweep", "method=fedavg", "seed=0", *TINY, "--output", "FOLDER"], ("sweep.json", "config.yaml")),
-    "compare": ([*COMPARE, "FOLDER"], ("journal.log", f"{STUDY}/best.yaml", f"{STUDY}/seed-0/summary.json")),
-    "certificates": (
-        ["devices", "certificates", "FOLDER", "--host", "localhost", "--node", "a"],
-        ("authority/ca.key", "authority/ca.crt", "server/server.pem", "nodes/a/key", "operator/nodes/a.pub"),
-    ),
-    "export": (["export", "RUN", "--to", "FOLDER"], ("model.json", "model.safetensors")),
-}
-"""The command that makes a folder, and files of the folder that are damaged."""
-
-USES = {
-    "sweep": "sweep",
-    "compare": "compare",
-    "certificates": "certificates",
-    "predict": "export",
-    "evaluate": "export",
-}
-"""Commands that read a folder, and the command that makes it."""
-
-QUICK_USES = {("certificates", "cut"), ("certificates", "a pipe"), ("predict", "nested"), ("evaluate", "a list")}
-
-
-def uses() -> Iterator[object]:
-    for command in USES:
-        for name in DAMAGES:
-            marks = () if (command, name) in QUICK_USES else (pytest.mark.slow,)
-            yield pytest.param(command, name, marks=marks, id=f"{command}, {name}")
-
-
-@pytest.fixture(scope="module")
-def made(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the undamaged folder that a command makes; each is made once."""
-    found: dict[str, Path] = {}
-
-    def folder(command: str) -> Path:
-        if command not in found:
-            place = tmp_path_factory.mktemp(command) / "folder"
-            arguments = put_in(FOLDERS[command][0], FOLDER=place, RUN=original)
-            assert main(arguments) == 0
-            found[command] = place
-        return found[command]
-
-    return folder
-
-
-def put_in(words: list[str], **places: Path) -> list[str]:
-    return [str(places.get(word, word)) for word in words]
-
-
-@pytest.mark.parametrize(("command", "name"), list(uses()))
-def test_a_damaged_folder_of_another_kind_gives_a_message(
-    command: str,
-    name: str,
-    made: Callable[[str], Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One file of the folder after the other; the same command is called again, or one that reads the folder."""
-    maker, files = FOLDERS[USES[command]]
-    original = made(USES[command])
-    image = tmp_path / "image.png"
-    Image.new("RGB", (32, 32)).save(image)
-    for number, file in enumerate(files):
-        folder = tmp_path / str(number)
-        shutil.copytree(original, folder)
-        damage(name, folder / file)
-        words = maker
-        if command == "predict":
-            words = ["evaluate", "FOLDER", "IMAGE"]
-        if command == "evaluate":
-            words = ["evaluate", "FOLDER", "data=glyphs", "data.domains=[sketch]"]
-        check(put_in(words, FOLDER=folder, IMAGE=image), capsys)
 
 
 def _rewritten(checkpoint: Checkpoint, **facts: Any) -> Checkpoint:
@@ -413,12 +385,10 @@ HOSTILE: dict[str, Callable[[Checkpoint], Checkpoint]] = {
 def test_a_hostile_checkpoint_gives_a_message(
     change: Callable[[Checkpoint], Checkpoint],
     command: str,
-    original: Path,
+    folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(original, folder)
     checkpoints = Checkpoints(folder / "checkpoint")
     good = checkpoints.load()
     assert good is not None
@@ -451,7 +421,7 @@ def test_a_read_only_disk_gives_a_message(original: Path, tmp_path: Path, capsys
         before = sorted(disk.rglob("*"))
         change("ro")
         for words in READ_ONLY.values():
-            status = main([word.replace("DISK", str(disk)) for word in words])
+            status = main(put_in(words, DISK=disk))
             error = capsys.readouterr().err
             assert status == 1, words
             assert "Read-only file system" in error, words
@@ -463,9 +433,7 @@ SETTINGS = {
     "a group outside": ["data=../x"],
     "no experiment": ["experiment=null"],
     "no device": ["engine.device=abc"],
-    "no number": ["train.rounds=abc"],
     "no key": ["=3"],
-    "half a list": ["data.domains=[sketch"],
     "a control character": ["method=\x1b[2J"],
     "NUL": ["output=a\0b"],
     "an endless interpolation": ["train.rounds=${train.rounds}"],

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from common import choices
-from common.choices import choices_of, trust
+from common.choices import choices_of
 from common.config import CONF, class_of
 from common.settings import RoundSettings, TrainSettings
 from server.cli import main
@@ -80,12 +80,23 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(yaml.safe_dump(content))
 
 
+def with_choice(group: str, name: str, settings: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Give a configuration other settings of a group, which is called ``name``."""
+
+    def change(content: dict[str, Any]) -> None:
+        content[group] = settings
+        content["choices"][group] = name
+
+    return change
+
+
 def words_for(reader: str, folder: Path) -> list[str]:
     return [str(folder) if word == "RUN" else word for word in READERS[reader]]
 
 
-@pytest.mark.parametrize("target", ["stranger.Mine", "os.system", "subprocess.Popen"])
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("reader", "target"), [*((reader, "stranger.Mine") for reader in READERS), ("resume", "os.system")]
+)
 def test_a_class_that_only_a_folder_names_is_not_imported(
     reader: str, target: str, folder: Path, stranger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,21 +149,6 @@ def test_a_class_of_goldfinch_is_used_only_for_its_own_group(
     changed(folder, lambda content: content["method"].update(_target_=target))
     assert main(words_for("resume", folder)) == 1
     assert reason in capsys.readouterr().err
-
-
-def test_a_method_of_one_s_own_goes_on_when_it_is_named_again(
-    tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "own"
-    assert main(["run", "--quiet", "method=fedavg", "method._target_=stranger.Mine", *TINY, f"output={folder}"]) == 0
-    assert stranger.exists()
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())  # another process
-    assert main(words_for("resume", folder)) == 1
-    assert main([*words_for("resume", folder), "method._target_=stranger.Mine"]) == 0
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    assert main(["table", str(folder)]) == 0, "a table needs no class"
-    assert main(words_for("prototypes", folder)) == 1
-    assert "docs/add-a-method.md" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -221,13 +217,6 @@ def test_what_lies_in_a_run_s_folder_is_not_installed(
     changed(folder, lambda content: content["method"].update(_target_="stranger.Mine"))
     assert main(words_for("prototypes", folder)) == 1
     assert not stranger.exists()
-
-
-def test_what_a_program_s_caller_names_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_OWN_NAMES", set())
-    assert not choices.trusted("mine.Mine", "method")
-    trust(["mine.Mine"])
-    assert choices.trusted("mine.Mine", "method")
 
 
 # ---- odd files -------------------------------------------------------------------------------------------------------
@@ -373,27 +362,21 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-TRACKERS = [
-    ("tensorboard", "folder", "ELSEWHERE"),
-    ("mlflow", "tracking_uri", "http://127.0.0.1:9/"),
-    ("wandb", "mode", "online"),
-]
-
-
-@pytest.mark.parametrize(("choice", "key", "value"), TRACKERS)
-@pytest.mark.parametrize("claimed", [True, False], ids=["the tracker's name", "another name"])
+@pytest.mark.parametrize(
+    ("choice", "claimed", "key", "value"),
+    [
+        ("tensorboard", "tensorboard", "folder", "ELSEWHERE"),
+        ("tensorboard", "csv", "folder", "ELSEWHERE"),
+        ("mlflow", "mlflow", "tracking_uri", "http://127.0.0.1:9/"),
+        ("wandb", "csv", "mode", "online"),
+    ],
+)
 def test_a_resumed_run_writes_where_its_user_says(
-    choice: str, key: str, value: str, claimed: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    choice: str, claimed: str, key: str, value: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value = value.replace("ELSEWHERE", str(tmp_path / "elsewhere"))
     settings = {**yaml.safe_load(choices_of("tracker")[choice].read_text()), key: value}
-
-    def change(content: dict[str, Any]) -> None:
-        content["tracker"] = settings
-        if claimed:
-            content["choices"]["tracker"] = choice
-
-    changed(folder, change)
+    changed(folder, with_choice("tracker", claimed, settings))
     before = contents(folder)
     assert main(["resume", str(folder), "train.rounds=2", "--quiet"]) == 1
     error = capsys.readouterr().err
@@ -409,12 +392,7 @@ def test_a_resumed_run_joins_the_ray_cluster_that_its_user_names(
     """What an actor replies is unpickled here."""
     joined: list[Any] = []
     monkeypatch.setattr(running, "run", lambda settings, **_: joined.append(settings.engine.get("address")))
-
-    def change(content: dict[str, Any]) -> None:
-        content["engine"] = {"name": "ray", "address": "10.0.0.9:6379"}
-        content["choices"]["engine"] = "ray"
-
-    changed(folder, change)
+    changed(folder, with_choice("engine", "ray", {"name": "ray", "address": "10.0.0.9:6379"}))
     assert main(["resume", str(folder), "--quiet"]) == 1
     error = capsys.readouterr().err
     assert "engine.address=10.0.0.9:6379" in error
@@ -428,13 +406,8 @@ def test_a_resumed_run_joins_the_ray_cluster_that_its_user_names(
 def test_the_user_s_own_folder_goes_on_with_its_tracker(how: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     place = tmp_path / "elsewhere"
-
-    def change(content: dict[str, Any]) -> None:
-        target = "server.trackers.tensorboard.TensorBoard"
-        content["tracker"] = {"_target_": target, "folder": str(place)}
-        content["choices"]["tracker"] = "tensorboard"
-
-    changed(folder, change)
+    settings = {"_target_": "server.trackers.tensorboard.TensorBoard", "folder": str(place)}
+    changed(folder, with_choice("tracker", "tensorboard", settings))
     words = {"the setting": [f"tracker.folder={place}"], "csv": ["tracker=csv"], "--trust": ["--trust"]}[how]
     assert main(["resume", str(folder), "train.rounds=2", *words, "--quiet"]) == 0
     assert place.exists() == (how != "csv")

@@ -90,8 +90,7 @@ def test_a_class_of_ones_own_replaces_the_choice(words: list[str], package: Path
     [
         (["method=ownlib.fair.QFair", "method.p=2"], "method.p: no such key; did you mean 'q'?|choices: power, q"),
         (["method=ownlib.fair.QFair", "method.q=-2"], "method.q=-2: must be greater than or equal to 0"),
-        (["method=ownlib.fair.QFare"], "has no class QFare; did you mean 'QFair'"),
-        (["method=nolib.fair.QFair"], "No module named 'nolib'; put the module's folder on PYTHONPATH"),
+        (["method=ownlib.fair.QFare"], "did you mean 'QFair'"),
         (["train=ownlib.fair.QFair"], "train=ownlib.fair.QFair: no such choice"),
         (["train._target_=ownlib.fair.QFair"], "train._target_: no such key in train"),
     ],

@@ -72,48 +72,39 @@ def test_a_node_that_was_away_and_came_back_is_right(
 
 
 def test_a_node_that_was_back_before_its_round_was_closed_is_right(
-    check_record: ModuleType, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    check_record: ModuleType, whole_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was killed before it had fetched its request, and the server waited for it."""
-    assert check_record.main(arguments(recorded(whole_run, tmp_path / "run", lost=()))) == 0
+    assert check_record.main(arguments(whole_run)) == 0
     assert "was back before its round was closed and was missed in none" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("lost", "word"),
-    [((2, 3, 4, 5, 6), "not back"), ((2, 3, 4, 5), "at most 3")],
-    ids=["never back", "back too late"],
+    ("lost", "other", "rounds", "word"),
+    [
+        ((2, 3, 4, 5, 6), (), ROUNDS, "not back"),
+        ((2, 3, 4, 5), (), ROUNDS, "at most 3"),
+        ((2,), (4,), ROUNDS, "in round 4 only"),
+        ((2,), (), 5, "5 rounds"),
+    ],
+    ids=["never back", "back too late", "another node was lost", "too few rounds"],
 )
 def test_a_record_that_is_not_right_is_named(
     check_record: ModuleType,
     whole_run: Path,
     tmp_path: Path,
     lost: tuple[int, ...],
+    other: tuple[int, ...],
+    rounds: int,
     word: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = recorded(whole_run, tmp_path / "run", lost)
+    folder = recorded(whole_run, tmp_path / "one", lost)
+    folder = recorded(folder, tmp_path / "two", other, client="signs-0")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}))
     assert check_record.main(arguments(folder)) == 1
     assert word in capsys.readouterr().err
-
-
-def test_another_node_that_was_lost_is_named(
-    check_record: ModuleType, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = recorded(whole_run, tmp_path / "one", lost=(2,))
-    folder = recorded(folder, tmp_path / "two", lost=(4,), client="signs-0")
-    assert check_record.main(arguments(folder)) == 1
-    assert "in round 4 only" in capsys.readouterr().err
-
-
-def test_too_few_rounds_are_named(
-    check_record: ModuleType, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = recorded(whole_run, tmp_path / "run", lost=(2,))
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 5}))
-    assert check_record.main(arguments(folder)) == 1
-    assert "5 rounds" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_named(

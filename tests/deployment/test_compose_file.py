@@ -16,7 +16,6 @@ from support.federation import ROOT
 
 from common.settings import load_settings
 from server.commands.deployment import MAX_NODES_IN_FILE, store_for
-from server.flower.processes import STOP_SECONDS
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -149,11 +148,6 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     ran = subprocess.run(command, env=places | chosen, capture_output=True, text=True, check=True)
     arguments = "--client signs=site_a-0 --client sketch=site_b-0 --node ward-a --node ward-b"
     assert ran.stdout.strip() == f"devices enrol {tmp_path / 'operator'} {arguments}"
-
-
-def test_a_superlink_that_does_not_end_at_sigterm_is_killed_after_a_bounded_time() -> None:
-    assert SERVICES["superlink"]["stop_grace_period"] == "15s"
-    assert STOP_SECONDS == 15
 
 
 @pytest.mark.parametrize(

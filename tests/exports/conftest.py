@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,31 @@ def exported(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("exported") / "model"
     export(trained.folder, folder, HERE, licence="CC-BY-4.0")
     return folder
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A run as its server has it, without what clients keep, which is in ``devices``; and the exported shared part."""
+
+    run: Path
+    devices: Path
+    shared: Path
+
+
+@pytest.fixture(scope="session")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Apart]:
+    """A run of a method whose clients keep a part of their network; each is made once."""
+
+    @lru_cache
+    def made(method: str) -> Apart:
+        folder = tmp_path_factory.mktemp(method)
+        found = Apart(folder / "run", folder / "devices", folder / "shared")
+        run(toy_settings(method, found.run, train={"rounds": 1}))
+        (found.run / "clients").rename(found.devices)
+        export(found.run, found.shared)
+        return found
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exports.conftest import Apart
 from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
@@ -82,20 +84,18 @@ def test_a_mistake_is_an_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_part_that_clients_share_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(toy_settings("fedbn", tmp_path / "run", overrides=("model.norm=batch",)))
-    shutil.rmtree(tmp_path / "run/clients")  # as after a run on devices
-    export(tmp_path / "run", tmp_path / "shared")
-    assert main(["evaluate", str(tmp_path / "shared"), "engine=inline", "data=support.toy.Toy"]) == 1
+def test_the_part_that_clients_share_is_no_model(
+    apart: Callable[[str], Apart], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(apart("fedbn").shared), "engine=inline", "data=support.toy.Toy"]) == 1
     assert "export the model of one client" in capsys.readouterr().err
 
 
 def test_the_server_refuses_another_model_than_the_one_that_was_named(
-    exported: Path, by_prototypes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copytree(exported, tmp_path / "model")
     monkeypatch.setattr("server.commands.device_evaluation.file_sha256", lambda path: "0" * 64)
-    words = ["evaluate", str(copy), "engine=inline", "data=support.toy.Toy", "train.device=cpu"]
+    words = ["evaluate", str(exported), "engine=inline", "data=support.toy.Toy", "train.device=cpu"]
     assert main([*words, "--output", str(tmp_path / "run")]) == 1
 
 

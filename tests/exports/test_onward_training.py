@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.runs import run
-from support.toy import Toy, toy_settings
+from exports.conftest import Apart
+from support.toy import Toy
 
 from common.errors import EngineError
 from common.exports.model import read_export
@@ -20,7 +20,6 @@ from common.models.pretrained import same_classes
 from common.overrides import quoted_override
 from common.settings import load_settings
 from server.cli import main
-from server.commands.export import export
 from server.flower import submit
 from server.results.run import RunFolder
 
@@ -63,20 +62,12 @@ def test_the_sent_configuration_has_absolute_paths(
     assert sent["model"]["pretrained"] == str(exported)
 
 
-def shared_part(method: str, folder: Path) -> Path:
-    """Export what clients share, as on the server of a run on devices."""
-    run(toy_settings(method, folder / "run", train={"rounds": 1}))
-    shutil.rmtree(folder / "run/clients")
-    export(folder / "run", folder / "shared")
-    return folder / "shared"
-
-
 @pytest.mark.parametrize(("method", "classifier"), [("fedbn", True), ("fedrep", False)])
-def test_a_site_that_joins_later_starts_from_what_clients_share(method: str, classifier: bool, tmp_path: Path) -> None:
-    shared = shared_part(method, tmp_path)
-    settings = toy_settings(method, tmp_path / "joined")
-    names = settings.data.class_names
-    spec = RunFolder(tmp_path / "run").settings.model
+def test_a_site_that_joins_later_starts_from_what_clients_share(
+    method: str, classifier: bool, apart: Callable[[str], Apart]
+) -> None:
+    shared, names = apart(method).shared, Toy().class_names
+    spec = RunFolder(apart(method).run).settings.model
     plain = spec.build(len(names), 16, 0, names).state_dict()
     started = replace(spec, pretrained=shared).build(len(names), 16, 0, names).state_dict()
     weights = read_export(shared)[1]
@@ -86,8 +77,8 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(method: str, cla
     assert same_classes(shared, names) == classifier
 
 
-def test_a_method_that_shares_no_weights_leaves_nothing_to_start_from(tmp_path: Path) -> None:
-    shared = shared_part("fedpall", tmp_path)
-    settings = toy_settings("fedpall", tmp_path / "joined")
+def test_a_method_that_shares_no_weights_leaves_nothing_to_start_from(apart: Callable[[str], Apart]) -> None:
+    found = apart("fedpall")
+    spec = RunFolder(found.run).settings.model
     with pytest.raises(ModelError, match="clients of fedpall share no weights of the network"):
-        replace(settings.model, pretrained=shared).build(4, 16, 0, settings.data.class_names)
+        replace(spec, pretrained=found.shared).build(4, 16, 0, Toy().class_names)

@@ -16,7 +16,6 @@ from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
 from common.confidence import CALIBRATION_BINS
-from common.errors import ConfigError
 from common.exports import load_model
 from server.cli import main
 from server.commands.evaluate import evaluate, measures
@@ -24,6 +23,11 @@ from server.commands.export import export
 from server.results.run import RunFolder
 
 NAMES = Toy().class_names
+
+
+@pytest.fixture
+def picture(pictures: Path) -> Path:
+    return min((pictures / "dark" / "test").rglob("*.png"))
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -51,14 +55,13 @@ def test_predictions_go_to_a_table(exported: Path, pictures: Path, tmp_path: Pat
 
 
 def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
-    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    exported: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spreadsheet runs cells that begin with =, a terminal runs escape sequences, and no table holds other bytes."""
-    source = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
     monkeypatch.chdir(tmp_path)
     names = ["=1+1.png", "./data=1.png", "red\x1b[31m.png", os.fsdecode(b"not-utf8-\xff.png")]
     for name in names:
-        shutil.copy(source, name)
+        shutil.copy(picture, name)
     assert main(["evaluate", str(exported), *names, "--output", "predictions.csv"]) == 0
     shown = capsys.readouterr().out
     with Path("predictions.csv").open(newline="", encoding="utf-8") as stream:
@@ -70,23 +73,20 @@ def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
     assert read == [str(Path(name)) for name in names]
 
 
-def test_predictions_go_to_json_with_all_probabilities(exported: Path, pictures: Path, tmp_path: Path) -> None:
-    image = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
-    assert (
-        main(["evaluate", str(exported), str(image), str(image), "--output", str(tmp_path / "predictions.json")]) == 0
-    )
-    (row,) = json.loads((tmp_path / "predictions.json").read_text())  # named twice, predicted once
+def test_predictions_go_to_json_with_all_probabilities(exported: Path, picture: Path, tmp_path: Path) -> None:
+    output = tmp_path / "predictions.json"
+    assert main(["evaluate", str(exported), str(picture), str(picture), "--output", str(output)]) == 0
+    (row,) = json.loads(output.read_text())  # named twice, predicted once
     assert set(row["probabilities"]) == set(NAMES)
     assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert max(row["probabilities"], key=row["probabilities"].__getitem__) == row["class"]
 
 
 def test_what_cannot_be_read_is_named_and_skipped(
-    exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = sorted((pictures / "dark" / "test").rglob("*.png"))[0]
-    (tmp_path / "a.png").write_bytes(good.read_bytes()[:60])
-    (tmp_path / "b.png").write_bytes(good.read_bytes())
+    (tmp_path / "a.png").write_bytes(picture.read_bytes()[:60])
+    (tmp_path / "b.png").write_bytes(picture.read_bytes())
     output = tmp_path / "predictions.csv"
     assert main(["evaluate", str(exported), str(tmp_path), "--output", str(output)]) == 1
     printed = capsys.readouterr()
@@ -117,12 +117,11 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
         assert message in capsys.readouterr().err
 
 
-def test_nets_without_prototypes_have_fewer_outputs(pictures: Path, tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path / "run", train={"rounds": 1})
-    run(settings)
+def test_nets_without_prototypes_have_fewer_outputs(picture: Path, tmp_path: Path) -> None:
+    run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 1}))
     export(tmp_path / "run", tmp_path / "model")
-    image, output = sorted((pictures / "dark" / "test").rglob("*.png"))[0], tmp_path / "predictions.csv"
-    assert main(["evaluate", str(tmp_path / "model"), str(image), "--output", str(output)]) == 0
+    output = tmp_path / "predictions.csv"
+    assert main(["evaluate", str(tmp_path / "model"), str(picture), "--output", str(output)]) == 0
     assert output.read_text().splitlines()[0] == "image,class,probability"
 
 
@@ -189,8 +188,3 @@ def test_data_that_do_not_fit_are_named(
 ) -> None:
     assert main(["evaluate", str(exported), *words]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_evaluate_refuses_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.json is missing"):
-        evaluate(tmp_path, ["data=glyphs"])
