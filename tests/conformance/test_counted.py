@@ -243,7 +243,7 @@ def test_a_device_that_lost_its_disk_starts_without_a_state_and_the_record_says_
     settings = settings_of("fedrep", tmp_path, resume=True)
     done = run(settings, TouchedEngine(settings, lost=at([(3, "train")])))
     mine = [row["status"] for row in done.replies() if row["client"] == CLIENT]
-    assert mine == ["trained", "trained", "lost", "trained", "scored"]
+    assert mine == ["trained", "trained", "lost", "trained", "trained", "scored"]
     told = [entry for name, entry in done.events if name == "client state lost"]
     assert [(entry["client"], entry["round"]) for entry in told] == [(CLIENT, 4)]
     assert "own state of round 2" in told[0]["reason"]
