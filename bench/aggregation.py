@@ -18,6 +18,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
+from flwr.common import NDArrays
 from flwr.server.strategy.aggregate import aggregate as flower_aggregate
 
 from bench.measuring import arguments, peak_kib, start
@@ -71,7 +72,7 @@ def prototypes(updates: list[Update]) -> PrototypeSet:
     return cluster_prototypes(PrototypeSet.concatenate([update.prototypes for update in updates]))
 
 
-def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update], list[tuple[list[object], int]]]:
+def clients_of(count: int, spec: Small | TorchvisionResNet) -> tuple[list[Update], list[tuple[NDArrays, int]]]:
     """Updates as our server has them after the gate, and the same as Flower's strategies have them."""
     initial = spec.build(CLASSES, 32, 0).state_dict()
     updates, arrays = [], []

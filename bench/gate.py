@@ -66,7 +66,7 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         whole: list[float] = []
         run.federation.admit = timed(run.federation.admit, gate)  # type: ignore[method-assign]
         for applied in run.federation.filters:
-            applied.apply = timed(applied.apply, gate)  # type: ignore[method-assign]
+            applied.apply = timed(applied.apply, gate)
         one_round = timed(run._round, whole)
 
         def next_round(number: int) -> bool:

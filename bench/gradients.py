@@ -75,7 +75,7 @@ def measure(rounds: str, name: str, fields: list[str], overrides: list[str]) -> 
                     )
             return loss(method, batch, local)
 
-        kind.loss = watched  # type: ignore[method-assign]
+        kind.loss = watched
         prepare_output(settings)
         run_federation(settings, InlineEngine(settings))
     for (number, field), values in sorted(found.items()):

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import Row, Step, append, arguments, measure, start
 from common.losses import PrototypeTerms, prototype_losses
 from common.numerics import generator
-from common.prototypes import PrototypeSet, partition, unbiased_prototypes
+from common.prototypes import Clustering, PrototypeSet, partition, unbiased_prototypes
 
 CLASSES = 10
 ROTATION = 4
@@ -105,11 +105,12 @@ def loss_variants(
     labels = [torch.randint(0, min(CLASSES, rows), (samples,), generator=draw).to(device) for _ in range(ROTATION)]
     terms = METHODS[method]
 
-    singles = [
-        replace(terms, **{other: 0.0 for other in ("contrast", "alignment", "mse") if other != name})
-        for name in ("contrast", "alignment", "mse")
-        if getattr(terms, name)
-    ]
+    singles: list[PrototypeTerms] = []
+    for name in ("contrast", "alignment", "mse"):
+        if getattr(terms, name):
+            alone: dict[str, Any] = {"contrast": 0.0, "alignment": 0.0, "mse": 0.0}
+            del alone[name]
+            singles.append(replace(terms, **alone))
 
     def fused(z: Tensor, y: Tensor, backend: Literal["auto", "closed_form"] = "auto") -> Tensor:
         return prototype_losses(z, y, prototypes, terms, class_rows=class_rows, backend=backend).total
@@ -160,14 +161,23 @@ def per_sample_losses(
     return torch.cat(contrasts).mean() + torch.stack(distances).mean()
 
 
+def clustering_step(rows: Tensor, clustering: Clustering) -> Step:
+    """Return a step that clusters ``rows``."""
+
+    def step(_: int) -> object:
+        return partition(rows, clustering=clustering)
+
+    return step
+
+
 def finch(options: argparse.Namespace, device: torch.device) -> Iterator[list[Row]]:
     """Clustering of one class's features at a client: ours against the authors' package."""
     for count in (20,) if options.dry_run else (10, 30, 100, 300, 1000, 3000):
         rows = torch.randn(count, 512, generator=generator(0, "finch", count)).relu().to(device)
-        variants: dict[str, Step] = {"torch": lambda _, rows=rows: partition(rows, clustering="torch")}
+        variants: dict[str, Step] = {"torch": clustering_step(rows, "torch")}
         try:
             partition(rows, clustering="finch-clust")
-            variants["finch-clust"] = lambda _, rows=rows: partition(rows, clustering="finch-clust")
+            variants["finch-clust"] = clustering_step(rows, "finch-clust")
         except ImportError:
             print("finch-clust is missing: only our FINCH is timed")
         against = "finch-clust" if "finch-clust" in variants else "torch"

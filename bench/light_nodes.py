@@ -85,7 +85,7 @@ from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, header_of
 from common.wire.payload import Payload
-from server.commands.deployment import LocalDeployment, Store
+from server.commands.deployment import LocalDeployment
 from server.run.conduct import prepare_output
 from server.trackers.events import plain_lines
 from strategies.core.flower import answer_to_fit_res, fit_ins_to_request, registrations_to_properties
@@ -120,7 +120,10 @@ class LightNode:
         self, address: str, certificate: str | None, key: Key, client: Registration, *, registered: bool
     ) -> None:
         self.client, public = client, public_key_to_bytes(key[1])
-        interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*key)]
+        interceptors: list[Any] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(*key),
+        ]
         self.link = FleetHttpClient.from_server_address(
             address, certificate is None, certificate, interceptors, retry_invoker=make_simple_http_retry_invoker()
         )
@@ -173,7 +176,7 @@ class LightNode:
         if message.metadata.message_type == MessageTypeLegacy.GET_PROPERTIES:
             return Message(getpropertiesres_to_recorddict(registrations_to_properties([self.client])), reply_to=message)
         request, payload = fit_ins_to_request(recorddict_to_fitins(message.content, keep_input=False))
-        scores = [{"domain": domain, "count": 1, "correct": 0, "loss": 1.0} for domain in request.score]
+        scores: list[Any] = [{"domain": domain, "count": 1, "correct": 0, "loss": 1.0} for domain in request.score]
         answer = Answer(
             request.run, request.method, request.round, request.exchange, request.client,
             SAMPLES, self.client.class_counts, request.train, scores, {}, 1, {}, 0, "light", 0,
@@ -460,7 +463,7 @@ def one(nodes: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         return found
 
 
-def store_of(options: argparse.Namespace) -> dict[str, Store]:
+def store_of(options: argparse.Namespace) -> dict[str, Any]:
     """The argument of a deployment that chooses its store; an earlier checkout knows SQLite only."""
     if options.store == "sqlite":
         return {}

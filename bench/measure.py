@@ -266,7 +266,8 @@ def functions_of(trees: Mapping[Path, ast.Module]) -> list[Function]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 docstring = docstring_lines(node)
-                found.append(Function(path, node.name, first, node.end_lineno - node.lineno + 1 - len(docstring)))
+                last = node.end_lineno or node.lineno
+                found.append(Function(path, node.name, first, last - node.lineno + 1 - len(docstring)))
     return found
 
 
@@ -278,7 +279,7 @@ def docstring_lines(node: ast.AST) -> range:
     value = body[0].value
     if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
         return range(0)
-    return range(body[0].lineno, body[0].end_lineno + 1)
+    return range(body[0].lineno, (body[0].end_lineno or body[0].lineno) + 1)
 
 
 def code_lines(text: str, tree: ast.Module) -> int:
@@ -358,7 +359,7 @@ def a_round(functions: Sequence[Function], folder: Path) -> tuple[list[Function]
         run_federation(settings, engine, [listen])
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # as documented
+        threading.setprofile(None)  # as documented
     places = {(os.path.realpath(name), line) for name, line in seen}
     ran = [function for function in functions if (os.path.realpath(function.path), function.first_line) in places]
     return ran, sorted(classes)
@@ -409,7 +410,7 @@ def at_module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from at_module_level(handler.body)
 
 
-def named_by(node: ast.stmt) -> list[str]:
+def named_by(node: ast.AST) -> list[str]:
     """The modules, or names in modules, that an import statement names."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]

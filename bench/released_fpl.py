@@ -130,10 +130,10 @@ def released(options: argparse.Namespace, folder: str) -> None:
 
     (Path(folder) / "Office_Caltech_10").symlink_to(Path(os.environ["GOLDFINCH_DATA"]) / "office_caltech_10")
     office.data_path = federated_model.checkpoint_path = lambda: f"{folder}/"
-    arrays = {True: lambda items: np.fromiter(items, object), False: np.array}
+    arrays: dict[bool, Any] = {True: lambda items: np.fromiter(items, object), False: np.array}
     fpl.np = SimpleNamespace(**vars(np) | {"array": lambda items: arrays[isinstance(items[0], torch.Tensor)](items)})
     fpl.FPL._train_net = timed(fpl.FPL._train_net, "train")
-    DataLoader.__iter__ = counted(DataLoader.__iter__)
+    setattr(DataLoader, "__iter__", counted(DataLoader.__iter__))  # noqa: B010  # mypy knows no assignment to a method
     arguments = SimpleNamespace(
         dataset="fl_officecaltech", structure="homogeneity", parti_num=10, online_ratio=1.0, device_id=0,
         local_epoch=options.epochs, averaing="weight", infoNCET=0.02, **best_args["fl_officecaltech"]["fpl"],

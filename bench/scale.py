@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ from common.config import checked, compose_config
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.numerics import generator
-from common.prototypes import partition
+from common.prototypes import Clustering, partition
 from common.settings import RunSettings, settings_of
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
@@ -263,19 +263,27 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
     return [quantity("scale memory growth", "inline", f"clients=10 rounds={options.long}", "MiB/100", [slope], 1.0)]
 
 
+def called(way: Callable[[], object], _: int) -> object:
+    """Call ``way``; a measured step has a number."""
+    return way()
+
+
 def finch(options: argparse.Namespace) -> list[Ratio]:
     """Processor seconds and peak memory of clustering one class's prototypes of 512 features, by package and torch."""
     rows: list[Ratio] = []
     for count in options.prototypes:
         points = torch.rand(count, 512, generator=generator(0, "finch", count))
-        ways = {way: partial(partition, points, clustering=way) for way in ("finch-clust", "torch")}
+        ways: dict[str, Callable[[], object]] = {}
+        clusterings: tuple[Clustering, ...] = ("finch-clust", "torch")
+        for way in clusterings:
+            ways[way] = partial(partition, points, clustering=way)
         shape = f"prototypes={count} D=512"
         rows += compare("scale finch", shape, "s", in_turn(ways, 5), "finch-clust")
         tracemalloc.start()  # NumPy's arrays; PyTorch's tensors are counted by itself
         ways["finch-clust"]()
         held = {"finch-clust": tracemalloc.get_traced_memory()[1] / 2**20}
         tracemalloc.stop()
-        held["torch"] = peak_kib(lambda _, way=ways["torch"]: way(), torch.device("cpu")) / 1024
+        held["torch"] = peak_kib(partial(called, ways["torch"]), torch.device("cpu")) / 1024
         rows += [quantity("scale finch peak", way, shape, "MiB", [value]) for way, value in held.items()]
     return rows
 

@@ -49,7 +49,7 @@ def measure(rows: int) -> tuple[float, float]:
 def main() -> None:
     """Measure what the command line asks for."""
     options = arguments(__doc__).parse_args()
-    sizes = (1_000, 10_000, 100_000)
+    sizes: tuple[int, ...] = (1_000, 10_000, 100_000)
     if options.dry_run:
         sizes = (100,)
     measure(10)  # imports

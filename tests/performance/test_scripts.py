@@ -17,16 +17,16 @@ SCRIPTS.append(ROOT / "docs" / "make_picture.py")
 PROCESSES = {"light_nodes", "round_overhead", "round_time", "wire"}
 """Scripts that start a SuperLink or Ray."""
 
-SLOW = {"efficiency", "measure", "many_answers", "privacy_leakage", "scale"}
-"""Scripts with a dry run that starts Python several times, traces every line or trains for long."""
+QUICK = {"data_path", "ratios"}
+"""Scripts whose dry run is among the fast tests. mypy reads all of them."""
 
 
 def marked(path: Path) -> object:
-    marks = []
+    marks = [pytest.mark.slow]
     if path.stem in PROCESSES:
-        marks = [pytest.mark.processes, pytest.mark.slow]
-    elif path.stem in SLOW:
-        marks = [pytest.mark.slow]
+        marks.append(pytest.mark.processes)
+    elif path.stem in QUICK:
+        marks = []
     return pytest.param(path, id=path.stem, marks=marks)
 
 
