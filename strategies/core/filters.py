@@ -95,7 +95,7 @@ class LengthBound:
                 limits[part] = excess.bound
                 scaled[client][part] = excess.bound / excess.length
             bounded.append(self.keep(self.bounds.scale(update, state, expected, server, limits)))
-        return Filtered(bounded, scaled, "longer than the bound")
+        return Filtered(bounded, scaled, "longer than the bound (rounds.outliers=clip)")
 
     def memory(self) -> dict[str, Tensor]:
         """Return the median lengths of the last exchanges."""

@@ -28,6 +28,7 @@ from server.cli import main
 from server.commands import demo as demo_module
 from server.commands import doctor
 from server.commands import sweep as sweep_module
+from server.commands.listing import description
 from server.commands.program import items_of
 from server.commands.sweep import plan
 from server.results.run import RunFolder
@@ -467,3 +468,11 @@ def test_a_terminal_that_submits_imports_nothing_large_but_torch(tmp_path: Path)
     words = [sys.executable, "-c", WATCHING]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "0", done.stderr
+
+
+def test_a_description_keeps_its_last_bracket(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text("# goldfinch run experiment=a  the global mean (G) or the unbiased one (U)\n")
+    assert description(place) == "the global mean (G) or the unbiased one (U)"
+    place.write_text("# goldfinch run experiment=a\n# (all in brackets)\n")
+    assert description(place) == "all in brackets"

@@ -102,6 +102,14 @@ def test_folder_names_may_differ_in_case_separators_and_known_aliases(tmp_path: 
     assert (domain.train.class_counts(10) + domain.test.class_counts(10)).tolist() == [2] * 10
 
 
+def test_a_domain_is_read_without_the_others(tmp_path: Path) -> None:
+    source = office(tmp_path)
+    broken = tmp_path / "office_caltech_10" / "webcam" / "mug" / "image.png"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no image")
+    assert len(source.load("dslr").train) == 24
+
+
 def test_lists_of_the_data_set_decide(tmp_path: Path) -> None:
     source = replace(office(tmp_path), split="lists")
     base = tmp_path / "office_caltech_10"

@@ -91,6 +91,13 @@ def test_a_list_that_is_compressed_or_no_text_is_named(tmp_path: Path) -> None:
         refused(tmp_path / f"{name}.csv", "is no text|cannot be read")
 
 
+def test_reading_a_list_decodes_no_image(tmp_path: Path) -> None:
+    lines = "".join(f"none/{number}.png,cat,site_{number % 3}\n" for number in range(10_000))
+    place = write_list(tmp_path / "a.csv", "path,label,domain\n" + lines, images=0)
+    assert Table(path=str(place)).domains == ("site_0", "site_1", "site_2")
+    assert Table(path=str(place)).class_names == ("cat",)
+
+
 # ---- hostile records of a saved set ----------------------------------------------------------------------------------
 
 
