@@ -108,9 +108,9 @@ def loss_variants(
     singles: list[PrototypeTerms] = []
     for name in ("contrast", "alignment", "mse"):
         if getattr(terms, name):
-            alone: dict[str, Any] = {"contrast": 0.0, "alignment": 0.0, "mse": 0.0}
-            del alone[name]
-            singles.append(replace(terms, **alone))
+            others: dict[str, Any] = {"contrast": 0.0, "alignment": 0.0, "mse": 0.0}
+            del others[name]
+            singles.append(replace(terms, **others))
 
     def fused(z: Tensor, y: Tensor, backend: Literal["auto", "closed_form"] = "auto") -> Tensor:
         return prototype_losses(z, y, prototypes, terms, class_rows=class_rows, backend=backend).total
