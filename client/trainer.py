@@ -294,11 +294,10 @@ class LocalExchange:
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one epoch with their views; the order is keyed by (seed, purpose, round, client)."""
         draws = self.generator(*purpose)
-        order = torch.randperm(len(self.split), generator=draws)
+        order = torch.randperm(len(self.split), generator=draws).to(self.device)  # moved once: each move waits for CUDA
         batches = self._split(order, self.train.last_batch)
         known = self._known_training_features()
-        for indices in batches[: self.settings.local_steps]:
-            chosen = indices.to(self.device)
+        for chosen in batches[: self.settings.local_steps]:
             if known is not None:
                 yield known[chosen], self.split.labels[chosen]
                 continue
