@@ -17,7 +17,7 @@ from bench.rows import read_all
 from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import _order
 from server.reproduction.published import published_table
-from server.results.statistics import paired_difference
+from server.results.statistics import holm, paired_difference
 from server.study.ranking import StudyRun, study_scores
 
 NET = [path for path in PAGES if path.parent.name == "paper_net"]
@@ -74,50 +74,91 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
     assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found).rows
 
 
-def averages(rows: list[dict[str, str]]) -> dict[int, float]:
-    """The mean of the domains in each round, of the rows of one run in curves.csv."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        found.setdefault(int(row["round"]), []).append(100 * int(row["correct"]) / int(row["images"]))
-    return {round_: statistics.mean(values) for round_, values in found.items()}
+Curves = dict[tuple[str, str, str, str], dict[int, dict[str, float]]]
+COLUMNS = ("Caltech", "Amazon", "Webcam", "DSLR", "average")
+LAST = (96, 100)
 
 
-def averages_from(curve: dict[int, float]) -> dict[int, float]:
-    """The means of five rounds of a whole curve, by the first of them."""
-    return {first: statistics.mean(curve[first + offset] for offset in range(5)) for first in (26, 76, 85, 96)}
-
-
-def test_the_page_of_runs_at_the_papers_length_agrees_with_their_curves() -> None:
-    runs: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+def papers_curves() -> Curves:
+    """Accuracy in % of each round and column, of the runs in curves.csv: table, row, precision and seed."""
+    found: Curves = {}
     for row in read_all(RESULTS / "paper" / "curves.csv"):
-        runs.setdefault((row["table"], row["row"], row["seed"]), []).append(row)
-    curves = {key: averages(rows) for key, rows in runs.items()}
-    table, stated = "", {}
+        scores = {}
+        for name, text in row.items():
+            domain, of, images = name.partition(" of ")
+            if of:
+                scores[domain] = 100 * int(text) / int(images)
+        scores["average"] = statistics.mean(scores.values())
+        key = (row["table"], row["row"], row["precision"], row["seed"])
+        found.setdefault(key, {})[int(row["round"])] = scores
+    return found
+
+
+def mean_of(curve: dict[int, dict[str, float]], rounds: tuple[int, int], column: str = "average") -> float:
+    first, last = rounds
+    return statistics.mean(curve[number][column.lower()] for number in range(first, last + 1))
+
+
+def printed_cells(table: str) -> dict[str, dict[str, float]]:
+    """What a paper prints, by row and column."""
+    published = published_table(table)
+    found = {}
+    for row in published.rows:
+        if row.cells and row.average is not None:
+            values = [cell for cell in row.cells if cell is not None]
+            found[row.label] = dict(zip([*published.domains.values(), "average"], [*values, row.average], strict=True))
+    return found
+
+
+def test_the_table_of_runs_at_the_papers_length_agrees_with_their_curves() -> None:
+    curves = papers_curves()
+    table, found = "", set()
+    p_values: dict[tuple[str, str], float] = {}
     for cells in rows_of((RESULTS / "paper" / "README.md").read_text()):
-        table = cells[0].strip("[").partition("]")[0] or table
-        stated[table, cells[1], cells[2]] = cells[3:7]
-    assert stated.keys() == curves.keys()
-    for key, cells in stated.items():
-        for cell, first in zip(cells, (26, 76, 85, 96), strict=True):
-            if cell == "-":
-                assert max(curves[key]) < first + 4
-            else:
-                assert cell == f"{statistics.mean(curves[key][first + offset] for offset in range(5)):.1f}"
-    early = {key: statistics.mean(curve[round_] for round_ in range(26, 31)) for key, curve in curves.items()}
-    lead = difference(
-        [early["fpl_office", "FPL", seed] for seed in "01"], [early["fpl_office", "FedAvg", seed] for seed in "01"]
-    )
-    for page in ("README.md", "paper/README.md", "net_size.md", "weighting.md", "small/README.md"):
-        assert lead in words(RESULTS / page), page
-    late = statistics.mean(
-        curves["fpl_office", "FPL", "0"][number] - curves["fpl_office", "FedAvg", "0"][number]
-        for number in range(85, 90)
-    )
-    four = {key: averages_from(curves["fedplcc_office", key, "0"]) for key in ("FedAvg", "FedPLCC")}
+        table = cells[0].partition(",")[0] or table
+        row, base = ([curves[table, name, "bfloat16", seed] for seed in "012"] for name in (cells[1], "FedAvg"))
+        found.add((table, cells[1]))
+        printed = printed_cells(table).get(cells[1], {})
+        for column, cell in zip(COLUMNS, cells[2:7], strict=True):
+            values = [mean_of(curve, LAST, column) for curve in row]
+            expected = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+            assert cell == (f"{expected} ({printed[column]:.2f})" if printed else expected)
+        if cells[1] == "FedAvg":
+            assert cells[7:] == ["-", "-"]
+            continue
+        lead = paired_difference([mean_of(curve, LAST) for curve in row], [mean_of(curve, LAST) for curve in base])
+        assert cells[7] == lead.text(1)
+        assert lead.p is not None
+        p_values[table, cells[1]] = lead.p
+        gain = f"+{printed['average'] - printed_cells(table)['FedAvg']['average']:.1f}" if printed else "-"
+        assert cells[8] == gain
+    assert found == {(table, row) for table, row, precision, _ in curves if precision == "bfloat16"}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    assert [key for key, value in corrected.items() if value < 0.05] == [("fedplcc_office", "FedPLCC")]
+
+
+def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() -> None:
+    curves = papers_curves()
     page = words(RESULTS / "paper" / "README.md")
-    assert f"{late:.1f} in rounds 85 to 89 (one seed)" in page
-    assert f"{four['FedPLCC'][96] - four['FedAvg'][96]:.1f} over FedAvg at the end" in page
-    assert f"{four['FedPLCC'][26] - four['FedAvg'][26]:.1f} in rounds 26 to 30" in page
+
+    def lead(table: str, row: str, base: str, rounds: tuple[int, int] = LAST) -> str:
+        both = ([mean_of(curves[table, name, "bfloat16", seed], rounds) for seed in "012"] for name in (row, base))
+        return difference(*both)
+
+    assert f"FPL minus FedProto is {lead('fpl_office', 'FPL', 'FedProto')}" in page
+    assert f"Minus FPL: {lead('fedplcc_office', 'FedPLCC', 'FPL')}" in page
+    assert f"FPL minus FedAvg is {lead('fpl_office', 'FPL', 'FedAvg', (26, 30))}" in page
+    assert f"FedPLCC minus FedAvg is {lead('fpl_office', 'FedPLCC', 'FedAvg', (26, 30))}" in page
+    first = lead("fpl_office", "FPL", "FedAvg")
+    for name in ("README.md", "net_size.md", "weighting.md", "small/README.md"):
+        assert first in words(RESULTS / name), name
+    pairs = []
+    for (table, row, precision, seed), curve in curves.items():
+        if precision == "float32" and max(curve) >= 80:
+            pairs.append((mean_of(curves[table, row, "bfloat16", seed], (76, 80)), mean_of(curve, (76, 80))))
+    assert f"is {difference(*zip(*pairs, strict=True))} over eight pairs" in page
+    apart = [abs(lower - full) for lower, full in pairs]
+    assert f"A pair differs by {statistics.median(apart):.1f} (median; largest {max(apart):.1f})" in page
 
 
 def test_the_text_on_fedbn_on_glyphs_agrees_with_its_numbers() -> None:
