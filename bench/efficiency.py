@@ -31,7 +31,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
-from bench.ratios import Ratio, append, compare, quantity
+from bench.ratios import Ratio, append, compare, quantity, wait_until_quiet
 from bench.ray_clusters import ray_cluster
 from client.trainer import memory_format
 from common.data.batches import Split, split_batches
@@ -65,6 +65,8 @@ def main() -> None:
         return
     if options.dry_run:
         options.workloads, options.rounds, options.repeats = ["small"], 2, 1
+    else:
+        wait_until_quiet()
     measures = {"inline": inline, "ray": ray, "startup": startup, "cluster": cluster}
     for engine in options.engines:
         for workload in options.workloads if engine in ("inline", "ray") else ["small"]:

@@ -510,8 +510,10 @@ def main() -> None:
         return
     if options.dry_run:
         options.nodes, options.rounds = [3], 2
-    from bench.ratios import append, compare, quantity
+    from bench.ratios import append, compare, quantity, wait_until_quiet
 
+    if not options.dry_run:
+        wait_until_quiet()
     checkouts = {"this": CHECKOUT} | ({"against": options.against.resolve()} if options.against else {})
     for nodes in options.nodes:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}

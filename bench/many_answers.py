@@ -197,8 +197,10 @@ def main() -> None:
         return
     if options.dry_run:
         options.clients, options.memory = 4, [0.0, 2.0]
-    from bench.ratios import append, quantity
+    from bench.ratios import append, quantity, wait_until_quiet
 
+    if not options.dry_run:
+        wait_until_quiet()
     rows, hashes = [], set()
     for memory in options.memory:
         with tempfile.TemporaryDirectory(prefix=".many-answers-", dir=options.folder or Path.cwd()) as folder:

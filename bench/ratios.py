@@ -15,6 +15,10 @@ from bench.rows import append_rows, circumstances, cpu_name, read_all
 
 RESULTS = Path(__file__).parent / "results" / "system.csv"
 CLASS = ("cpu", "cores", "threads", "torch")
+QUIET = 1.5
+"""Largest load average of the last minute at which wall-clock times are measured."""
+
+_load_before: list[float] = []
 
 
 @dataclass
@@ -30,8 +34,8 @@ class Ratio:
         unit: unit of the quantity: ``s``, ``ms``, ``us``, ``MiB`` ...
         against: the variant that is the opponent; empty if there is none.
         goal: smallest ratio, or (without opponent) largest value, that was aimed for; ``None`` if nothing was.
-        cores: cores that the process could use; ``load``: the machine's load average when the row was written, more
-            than what the benchmark itself makes if others were at work.
+        cores: cores that the process could use; ``load``: the machine's load average before the measurement if the
+            script waited for a quiet machine, else when the row was written, with the benchmark's own part.
     """
 
     subject: str
@@ -69,9 +73,28 @@ def environment() -> dict[str, object]:
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(_load_before[-1] if _load_before else os.getloadavg()[0], 2),
         **circumstances(),
     }
+
+
+def wait_until_quiet(seconds: float = 900.0) -> None:
+    """Wait until the load average of the last minute is at most :data:`QUIET`; later rows have it as their load.
+
+    Called by scripts that measure by the wall clock, which other processes stretch.
+
+    Raises:
+        SystemExit: the machine was still busy after ``seconds``; nothing was measured.
+    """
+    end = time.monotonic() + seconds
+    while (load := os.getloadavg()[0]) > QUIET:
+        if time.monotonic() > end:
+            raise SystemExit(
+                f"load {load:.1f} after {seconds:.0f} s, at most {QUIET} wanted: stop what else runs, try again"
+            )
+        print(f"load {load:.1f}: waiting until it is at most {QUIET}", flush=True)
+        time.sleep(min(5.0, seconds))
+    _load_before.append(load)
 
 
 def machine_class() -> tuple[str, ...]:

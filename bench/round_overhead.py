@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.apps.no_op import Tiny
 from bench.measuring import arguments, start
-from bench.ratios import Ratio, append, compare
+from bench.ratios import Ratio, append, compare, wait_until_quiet
 from common.models.specs import TorchvisionResNet
 
 APPS = Path(__file__).resolve().parent / "apps"
@@ -52,6 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry_run:
         options.models, options.engines, options.repeats, options.rounds = ["tiny"], ["inline"], 1, 3
+    else:
+        wait_until_quiet()
     for model in options.models:
         rows = overhead(model, options)
         if not options.dry_run:

@@ -37,7 +37,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
-from bench.ratios import Ratio, append, compare, quantity
+from bench.ratios import Ratio, append, compare, quantity, wait_until_quiet
 from common.settings import load_settings
 from server.commands.deployment import CONNECTION, LocalDeployment
 from server.flower.processes import flower_environment, program
@@ -216,6 +216,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry_run:
         options.nodes, options.blocks, options.rounds = 1, 1, 1
+    else:
+        wait_until_quiet()
     found: dict[str, list[Round]] = {name: [] for name in options.variants}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then counts
         measure(found, options)

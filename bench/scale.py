@@ -32,7 +32,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, peak_kib, start
-from bench.ratios import RESULTS, Ratio, append, class_of, compare, in_turn, machine_class, quantity, read
+from bench.ratios import (
+    RESULTS,
+    Ratio,
+    append,
+    class_of,
+    compare,
+    in_turn,
+    machine_class,
+    quantity,
+    read,
+    wait_until_quiet,
+)
 from common.choices import trust
 from common.config import checked, compose_config
 from common.data.batches import Split
@@ -100,6 +111,8 @@ def main() -> None:
         return
     if options.dry_run:
         options.clients, options.steps, options.rounds, options.long, options.prototypes = [10], 1, 2, 8, [200]
+    else:
+        wait_until_quiet()
     for part in options.parts:
         rows = parts[part](options)
         if not options.dry_run:

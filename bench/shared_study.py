@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, before an installed copy
 
 from bench.measuring import arguments, start
-from bench.ratios import Ratio, append, compare
+from bench.ratios import Ratio, append, compare, wait_until_quiet
 
 ROOT = Path(__file__).resolve().parent.parent
 VARYING = ("seconds", "bytes")
@@ -41,6 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry_run:
         options.processes, options.rounds, options.trials = [1], 1, 1
+    else:
+        wait_until_quiet()
     seconds: dict[str, list[float]] = {}
     tables: list[Lines] = []
     for count in options.processes:

@@ -55,3 +55,15 @@ def test_every_row_names_a_commit_of_the_history() -> None:
         named = {row["commit"].rstrip("+") for row in read_all(path) if "commit" in row}
         lost = [name for name in named if not any(commit.startswith(name) for commit in known)]
         assert not lost, path.name
+
+
+def test_a_script_that_measures_by_the_wall_clock_waits_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = [4.0, 1.6, 1.2, 3.0]
+    monkeypatch.setattr(ratios.os, "getloadavg", lambda: (loads.pop(0), 0.0, 0.0))
+    monkeypatch.setattr(ratios.time, "sleep", lambda _: None)
+    monkeypatch.setattr(ratios, "_load_before", [])
+    ratios.wait_until_quiet()
+    assert row(1.0).load == 1.2  # not 3.0, to which the measurement itself may add
+    monkeypatch.setattr(ratios.os, "getloadavg", lambda: (2.0, 0.0, 0.0))
+    with pytest.raises(SystemExit, match=r"load 2\.0 after 0 s, at most 1\.5 wanted"):
+        ratios.wait_until_quiet(0.0)
