@@ -28,12 +28,6 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "runs.cs
 TINY = ("method=fedavg", "train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.device=cpu")
 
 
-def processor_of(facts: Mapping[str, str]) -> str:
-    """Return the processor's model and instruction set, and what restricts it, as one text."""
-    names = sorted(facts, key=lambda name: (name != "model", name != "instruction_set", name))
-    return ", ".join(facts[name] for name in names)
-
-
 def rule_of(summary: Mapping[str, Any]) -> str:
     """Return by which rule a run is scored, from its ``summary.json``."""
     if "validated" in summary["scores"]:
@@ -63,7 +57,7 @@ def row_of(page: str, run: RunFolder) -> dict[str, object]:
         "seconds": round(summary["wall_seconds"]),
         "state": run.state_sha256,
         "code": run.code,
-        "processor": processor_of(summary["processor"]),
+        "processor": run.processor,
         "torch": summary["versions"]["torch"],
         "when": ended.strftime("%Y-%m-%dT%H:%MZ"),
         "command": repeat_command(run.config),

@@ -136,6 +136,12 @@ def processor() -> dict[str, str]:
     return facts
 
 
+def processor_name(facts: Mapping[str, str]) -> str:
+    """Return what :func:`processor` found as one text: model, instruction set, and what restricts it."""
+    names = sorted(facts, key=lambda name: (name != "model", name != "instruction_set", name))
+    return ", ".join(facts[name] for name in names)
+
+
 def combined_hash(hashes: Mapping[str, str]) -> str:
     """Return the SHA-256 (hex) over all clients' split hashes by client id, independent of their order."""
     digest = hashlib.sha256()

@@ -282,6 +282,7 @@ class Board:
                 labels = [group.label for group in self.groups if group.code == code]
                 rows.append(f"{code}: {self._named(labels)}")
             found.append(f"Rows were run by different code: {'; '.join(rows)}.")
+        found += self._processor_note()
         resolution = max(run.resolution for run in self.runs)
         if resolution:
             label = self.groups[0].measure_of("average").label
@@ -318,6 +319,17 @@ class Board:
                 again = f"{run.folder} is seed {run.seed} once more with another state; it does not count."
                 found.append(f"{group.label}: {again}")
         return found
+
+    def _processor_note(self) -> list[str]:
+        """Return the note on rows that were computed on different kinds of processors, if there are any."""
+        rows: dict[str, list[str]] = {}
+        for group in self.groups:
+            for processor in sorted({run.processor for run in group.runs}):
+                rows.setdefault(processor or "not recorded", []).append(group.label)
+        if len(rows) < 2:
+            return []
+        kinds = "; ".join(f"{processor}: {self._named(labels)}" for processor, labels in rows.items())
+        return [f"Rows were computed on different processors, which moves scores by itself (docs/faq.md): {kinds}."]
 
     def _reply_notes(self) -> list[str]:
         """Return the notes on updates that were scaled or not used, and on clients that count for fewer samples."""

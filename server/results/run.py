@@ -23,7 +23,7 @@ from common.regular_files import read_small
 from common.run_config import attack_text, check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.text import printable
-from common.versions import CODE, hash_of_files
+from common.versions import CODE, hash_of_files, processor_name
 from server.run.history import (
     answers,
     check_version,
@@ -247,6 +247,11 @@ class RunFolder:
         if "code" in self.summary:
             return str(self.summary["code"])
         return recorded_code(self.folder / "code.json")
+
+    @property
+    def processor(self) -> str:
+        """The server's processor: model, instruction set, and what restricts it; empty if it is not recorded."""
+        return processor_name(self.summary.get("processor", {}))
 
     @cached_property
     def code_by_package(self) -> Mapping[str, str]:

@@ -304,6 +304,7 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         run.code_by_package["goldfinch"],
         str(summary["scored"]),
         str(summary.get("bound") or ""),
+        run.processor,
     )
 
 

@@ -40,6 +40,7 @@ class StudyRun:
         code: the hash of the Goldfinch that ran, without packages of the user's own.
         scored: ``global model``, or ``own model`` of each client.
         bound: ``lower`` or ``upper`` if the method is that bound of the table; empty otherwise.
+        processor: the kind of processor of a final run.
     """
 
     board: str
@@ -59,18 +60,20 @@ class StudyRun:
     code: str = ""
     scored: str = "global model"
     bound: str = ""
+    processor: str = ""
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
     """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them.
 
-    Without a bound among the methods there is no such column, as in files from before there were bounds.
+    Without a bound among the methods, or a processor among the runs, there is no such column, as in older files.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
-    if not any(run.bound for run in runs):
-        names.remove("bound")
+    for name in ("bound", "processor"):
+        if not any(getattr(run, name) for run in runs):
+            names.remove(name)
     writer.writerow(names)
     for run in runs:
         cells: list[str] = []
@@ -99,6 +102,7 @@ class RankedMethod:
         bound: ``lower`` or ``upper`` for a bound of the table. Such a row has no rank, difference or test.
         missing: final runs that the other rows have and this one has not; empty for a complete row.
         codes: the codes that its final runs ran.
+        processors: the kinds of processors that they were computed on.
         rank: its rank by the mean; ``None`` without one.
         difference: the paired difference from the base, study by study; ``None`` for the base and without a rank.
         p: its p-value after Holm's correction over all tests of the page; ``None`` without a test.
@@ -115,6 +119,7 @@ class RankedMethod:
     bound: str
     missing: list[str]
     codes: set[str]
+    processors: set[str]
     rank: int | None = None
     difference: Difference | None = None
     p: float | None = None
@@ -261,6 +266,7 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
         bound=runs[0].bound,
         missing=missing,
         codes={run.code for run in finals},
+        processors={run.processor for run in finals},
         trials=len(runs) - len(finals),
         hours=sum(run.seconds for run in runs) / 3600,
     )
@@ -360,10 +366,17 @@ def notes(ranking: Ranking) -> list[str]:
     if any(row.own_models for row in ranking.rows):
         found.append("* each client is scored with a model of its own; these rows have no rank.")
     codes: set[str] = set()
+    processors: set[str] = set()
     for row in ranking.rows:
         codes |= row.codes
+        processors |= row.processors
         if row.missing:
             found.append(f"† {row.method} is incomplete and has no rank: {'; '.join(row.missing)}.")
     if len(codes) > 1:
         found.append(f"The rows were run by different code: {', '.join(sorted(codes))}.")
+    if len(processors) > 1:
+        kinds = "; ".join(sorted(processor or "not recorded" for processor in processors))
+        found.append(
+            f"The rows were computed on different processors, which moves scores by itself (docs/faq.md): {kinds}."
+        )
     return found

@@ -64,6 +64,17 @@ def test_the_same_seed_with_another_state_is_named_and_does_not_count(seeds: Pat
     assert any("another state" in note and str(tmp_path / "b") in note for note in board.notes())
 
 
+def test_rows_from_different_processors_are_named(seeds: Path, tmp_path: Path) -> None:
+    (board,) = boards_of(seeds)
+    assert not any("processors" in note for note in board.notes())
+    kept = {"model": "AMD EPYC", "instruction_set": "DEFAULT", "ATEN_CPU_CAPABILITY": "default"}
+    shutil.copytree(seeds / "seed-0", tmp_path / "a")
+    changed(seeds / "seed-1", tmp_path / "b", processor=kept)
+    (board,) = boards_of(tmp_path)
+    (note,) = [note for note in board.notes() if "different processors" in note]
+    assert f"AMD EPYC, DEFAULT, default: {board.groups[0].label}" in note
+
+
 def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None:
     changed(seeds / "seed-0", tmp_path / "a", joined_batches=["noisy-0", "bright-0"])
     (board,) = boards_of(tmp_path)

@@ -11,9 +11,9 @@ import pytest
 from support.scripts import ROOT
 
 from bench.measure import LAST_STATE_CHANGE, dates_of_pages, older_than
-from bench.page_runs import RESULTS, processor_of
+from bench.page_runs import RESULTS
 from bench.rows import read_all
-from common.versions import package_versions, processor
+from common.versions import package_versions, processor, processor_name
 from server.cli import main
 from server.results.run import RunFolder
 from server.results.statistics import paired_difference
@@ -101,7 +101,7 @@ def chosen() -> list[dict[str, str]]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("row", chosen(), ids=lambda row: f"{Path(row['page']).stem}-{row['method']}-{row['seed']}")
 def test_a_recorded_run_gives_the_same_state_and_scores_again(row: dict[str, str], tmp_path: Path) -> None:
-    here = processor_of(processor()), package_versions()["torch"]
+    here = processor_name(processor()), package_versions()["torch"]
     if here != (row["processor"], row["torch"]):
         pytest.skip(f"recorded on {row['processor']}, torch {row['torch']}; this is {here[0]}, torch {here[1]}")
     assert main([*shlex.split(row["command"])[1:], f"output={tmp_path / 'run'}", "--quiet"]) == 0

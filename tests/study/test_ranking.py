@@ -109,6 +109,14 @@ def test_other_code_is_named() -> None:
     assert "different code: c0de, feedface" in ranked_table(rank_methods(runs)[0])
 
 
+def test_other_processors_are_named() -> None:
+    runs = runs_of({"fedavg": [[50], [52]], "fpl": [[50], [51]]})
+    assert "processors" not in ranked_table(rank_methods(runs)[0])
+    runs[-1] = dataclasses.replace(runs[-1], processor="AMD EPYC, AVX2")
+    assert "different processors" in (found := ranked_table(rank_methods(runs)[0]))
+    assert "AMD EPYC, AVX2; not recorded" in found
+
+
 # ---- the recorded board ----------------------------------------------------------------------------------------------
 
 
