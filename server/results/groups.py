@@ -329,7 +329,7 @@ class Board:
         if len(rows) < 2:
             return []
         kinds = "; ".join(f"{processor}: {self._named(labels)}" for processor, labels in rows.items())
-        return [f"Rows were computed on different processors, which moves scores by itself (docs/faq.md): {kinds}."]
+        return [f"Rows were computed on different processors, which moves scores (docs/faq.md): {kinds}."]
 
     def _reply_notes(self) -> list[str]:
         """Return the notes on updates that were scaled or not used, and on clients that count for fewer samples."""

@@ -376,7 +376,5 @@ def notes(ranking: Ranking) -> list[str]:
         found.append(f"The rows were run by different code: {', '.join(sorted(codes))}.")
     if len(processors) > 1:
         kinds = "; ".join(sorted(processor or "not recorded" for processor in processors))
-        found.append(
-            f"The rows were computed on different processors, which moves scores by itself (docs/faq.md): {kinds}."
-        )
+        found.append(f"The rows were computed on different processors, which moves scores (docs/faq.md): {kinds}.")
     return found
