@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -67,6 +68,45 @@ def test_the_readme_states_the_difference_of_tuned_methods_without_guards() -> N
     text = " ".join((ROOT / "docs" / "results" / "fair.md").read_text().split())
     assert f"FedAvg {cell(fedavg)}, FPL {cell(fpl)}, the difference {found}" in text
     assert f"it is {found} over three seeds" in README
+
+
+def moved(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> list[str]:
+    """How far two runs are apart: the median and the largest over averages, then over domains."""
+    averages = [abs(float(one["average"]) - float(other["average"])) for one, other in pairs]
+    domains = []
+    for one, other in pairs:
+        theirs = scores(other)
+        domains += [abs(value - theirs[domain]) for domain, value in scores(one).items()]
+    return [f"{found:.1f}" for each in (averages, domains) for found in (statistics.median(each), max(each))]
+
+
+def test_the_questions_state_how_far_processor_partition_and_seed_move_scores() -> None:
+    usual: dict[tuple[str, str], list[dict[str, str]]] = {}
+    changed: dict[str, list[dict[str, str]]] = {"processor": [], "partition": []}
+    for row in ROWS:
+        if row["page"] != "docs/faq.md":
+            continue
+        if "SSE41" in row["processor"]:
+            changed["processor"].append(row)
+        elif "protocol.partition_seed=1" in row["command"]:
+            changed["partition"].append(row)
+        else:
+            usual.setdefault((row["data"], row["method"]), []).append(row)
+    assert [len(rows) for rows in usual.values()] == [5] * 6
+    pairs: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {"seed": []}
+    for name, rows in changed.items():
+        same = [next(one for one in usual[row["data"], row["method"]] if one["seed"] == row["seed"]) for row in rows]
+        pairs[name] = list(zip(same, rows, strict=True))
+    for rows in usual.values():
+        pairs["seed"] += itertools.combinations(rows, 2)
+    assert [len(found) for found in pairs.values()] == [60, 30, 30]
+    page = (ROOT / "docs" / "faq.md").read_text()
+    for name, title in (
+        ("processor", "the processor: without AVX"),
+        ("partition", "the partition"),
+        ("seed", "the seed"),
+    ):
+        assert f"| {title} | {' | '.join(moved(pairs[name]))} |" in page
 
 
 def test_the_readme_names_the_processor_of_its_runs() -> None:
