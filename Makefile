@@ -41,7 +41,7 @@ REPORT := $(if $(CHECK_HASHES),--report $(VENV)/installed.json)
 CHECKED := $(if $(CHECK_HASHES),$(BIN)/python docker/check_archives.py $(VENV)/installed.json docker/hashes.txt)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-without-data test-portable test-times test-slow test-faults soak test-compose bench measure docs lint format doctor clean
+.PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-long test-without-data test-portable test-times test-slow test-faults soak test-compose bench measure docs lint format doctor clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -85,8 +85,12 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
 
 test-fast: $(STAMP)
-	$(PYTEST) -m "not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
-	$(PYTEST) -m "processes and not slow" $(LISTED)
+	$(PYTEST) -m "not slow and not long and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
+	$(PYTEST) -m "processes and not slow and not long" $(PARALLEL) --dist loadfile $(LISTED) # they wait more than they compute
+
+test-long: $(STAMP) ## what make test leaves out for its ten minutes: every method's conformance, real processes
+	$(PYTEST) -m "long and not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED)
+	$(PYTEST) -m "processes and long and not slow" $(PARALLEL) --dist loadfile $(LISTED)
 
 test-without-data: $(STAMP) ## the tests of commands, reports and data as on a machine without data sets
 	env -u GOLDFINCH_DATA $(PYTEST) -m "not slow and not processes" tests/commands tests/data tests/python \

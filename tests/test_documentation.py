@@ -33,12 +33,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(6))
+@pytest.mark.long
 def test_python_api_blocks_run(number: int, tmp_path: Path) -> None:
     source = blocks("python-api.md", "python")
     assert len(source) == 7  # the last is below
     exec(compile(source[number], f"python-api.md block {number}", "exec"), {"folder": str(tmp_path / "run")})
 
 
+@pytest.mark.long
 def test_the_way_from_a_run_to_its_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +104,7 @@ FILE = re.compile(r"`([\w/]+\.(?:py|yaml))`[^`]*```\w+\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol", "metric"])
+@pytest.mark.long
 def test_what_is_added_from_outside_runs_as_the_page_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

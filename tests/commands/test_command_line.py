@@ -250,6 +250,7 @@ def test_every_choice_has_a_line_of_description(group: str, capsys: pytest.Captu
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_what_would_be_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "run"
     assert main(["run", "--dry-run", *TINY, "method=fpl", f"output={place}"]) == 0
@@ -463,6 +464,7 @@ print(code, *sorted(large & set(sys.modules)))
 """
 
 
+@pytest.mark.long
 def test_a_terminal_that_submits_imports_nothing_large_but_torch(tmp_path: Path) -> None:
     """The settings are checked before a run is submitted, and their classes need torch."""
     words = [sys.executable, "-c", WATCHING]

@@ -173,6 +173,7 @@ def damage(name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "name"), list(every_damage()))
+@pytest.mark.long
 def test_a_damaged_folder_gives_a_message(
     command: str,
     name: str,
@@ -414,6 +415,7 @@ READ_ONLY = {
 }
 
 
+@pytest.mark.long
 def test_a_read_only_disk_gives_a_message(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path / "disk", "64m") as change:
         disk = tmp_path / "disk"

@@ -135,6 +135,7 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_files_needed")
 @pytest.mark.parametrize("line", SHOWN, ids=SHOWN.values())
+@pytest.mark.long
 def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)
     if words[0] == "flwr":

@@ -125,6 +125,7 @@ HIDDEN: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("place", HIDDEN)
+@pytest.mark.long
 def test_a_class_is_not_imported_wherever_a_folder_names_it(
     place: str, folder: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +262,7 @@ ODD = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("oddity", ODD)
+@pytest.mark.long
 def test_odd_files_are_named_and_not_shown(oddity: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, content = ODD[oddity]
     (folder / name).write_bytes(content.encode(errors="surrogateescape"))

@@ -202,6 +202,7 @@ def test_the_bundle_of_a_run_holds_its_choices_and_nothing_else_of_the_folder(fo
     assert (conf / "config.yaml").read_text() == (CONF / "config.yaml").read_text()
 
 
+@pytest.mark.long
 def test_where_a_bundle_runs_a_class_of_ones_own_imports_its_names_from_goldfinch(tmp_path: Path) -> None:
     """Flower puts the bundle first on the path."""
     bundle = write_bundle(tmp_path / "bundle")

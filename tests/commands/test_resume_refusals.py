@@ -75,6 +75,7 @@ ENGINES = (["engine=inline"], ["engine=ray"], ["engine=superlink"])
 
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize(("change", "told"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+@pytest.mark.long
 def test_a_contradiction_is_refused_and_every_byte_is_kept(
     change: str, told: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

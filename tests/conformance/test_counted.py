@@ -89,6 +89,7 @@ def exchanges_of(methods: Collection[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "exchange"), exchanges_of(KEEPING))
+@pytest.mark.long
 def test_a_reply_that_is_lost_in_any_exchange_leaves_nothing(
     method: str, exchange: str, unasked: Reference, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_reply_that_is_lost_in_any_exchange_leaves_nothing(
 
 
 @pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.long
 def test_a_reply_that_is_lost_after_a_resume_does_not_bring_the_discarded_attempt_back(
     method: str, unasked: Reference, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_reply_that_is_lost_after_a_resume_does_not_bring_the_discarded_attemp
 
 
 @pytest.mark.parametrize(("method", "exchange"), [("scaffold", "train"), ("rucr", "rebalance"), ("fccl_plus", "train")])
+@pytest.mark.long
 def test_a_reply_that_is_refused_leaves_nothing(method: str, exchange: str, unasked: Reference, tmp_path: Path) -> None:
     places = [(2, exchange), (3, exchange)]
     spoils = at(places)
@@ -133,6 +136,7 @@ def test_a_reply_that_is_refused_leaves_nothing(method: str, exchange: str, unas
 
 
 @pytest.mark.parametrize(("method", "exchange"), [("fedrep", "train"), ("rucr", "rebalance"), ("fedpall", "mix")])
+@pytest.mark.long
 def test_a_round_without_a_quorum_leaves_nothing_on_any_device(method: str, exchange: str, tmp_path: Path) -> None:
     """All replies to one exchange are lost, and with them what the round's earlier exchanges had made."""
 
@@ -207,6 +211,7 @@ def drift(folder: Path, servers: str, clients: str) -> float:
     [("scaffold", "extra/control/", "local/control/"), ("feddyn", "extra/h/", "local/lambda/")],
 )
 @pytest.mark.parametrize("lost", [(), (1, 3, 4, 6)], ids=["nothing", "four times"])
+@pytest.mark.long
 def test_the_server_s_mean_is_the_mean_of_the_clients(
     method: str, servers: str, clients: str, lost: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Honest]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_every_update_counts_as_it_was_sent(method: str, honest: Callable[[str], Honest]) -> None:
     found = honest(method)
     counted: set[Place] = set()

@@ -46,9 +46,13 @@ ROUNDS = 3
 SPOILED = "dark-0"
 
 Baseline = Callable[..., Run]
-marks = {name: [pytest.mark.each_kind] if name in KINDS.values() else [] for name in METHODS}
-every_method = pytest.mark.parametrize("method", METHODS)
+KIND = [pytest.mark.each_kind]
+OTHER = [pytest.mark.long]  # make test has one method of each kind, make test-long all others
+marks = {name: KIND if name in KINDS.values() else OTHER for name in METHODS}
 on_any_processor = pytest.mark.parametrize("method", [pytest.param(name, marks=marks[name]) for name in METHODS])
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[] if marks[name] is KIND else OTHER) for name in METHODS]
+)
 
 
 def three_rounds(method: str, folder: Path, **changes: Any) -> Any:

@@ -47,6 +47,7 @@ def shapes_run(shapes: Path, output: Path, *overrides: str, rounds: int = 3) -> 
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies(shapes: Path, tmp_path: Path) -> None:
     run = shapes_run(shapes, tmp_path, "train.learning_rate=0.05", "train.epochs=10")
     found = [entry for entry in read_lines(run.folder / "events.jsonl") if entry["event"] == "collapsed"]

@@ -45,6 +45,7 @@ def passes(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(method: str, tmp_path: Path) -> None:
     settings = frozen(method, tmp_path, train={"rounds": 1, "epochs": 1})
     if method == "fedsr":  # it puts layers of its own between backbone and classifier

@@ -260,6 +260,7 @@ def test_a_table_says_how_far_a_binned_metric_may_be_off_and_where_lower_is_bett
     assert "binned" not in shown
 
 
+@pytest.mark.long
 def test_the_report_has_a_table_of_each_metric(folder: Path) -> None:
     page = render(group_runs(find_runs([str(folder)])))
     for title in ("F1 of one class in %", "Brier score of my own (lower is better)", "AUROC in %", "log loss in nats"):

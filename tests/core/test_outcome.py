@@ -183,6 +183,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long
 def test_a_sweep_names_the_runs_that_trained_nothing_and_never_prints_them_bold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

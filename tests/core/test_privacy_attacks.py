@@ -231,6 +231,7 @@ def walked(folder: Path, walk: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.long
 def test_no_image_is_scored_that_was_trained_on(walk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attack: the exact loss of images that were trained on, after the budget is spent."""
     before, reply = walked(tmp_path / "a", walk)

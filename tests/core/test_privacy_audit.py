@@ -207,6 +207,7 @@ AUDITED += [("fedavg", "sample")]
 
 
 @pytest.mark.parametrize(("method", "unit"), AUDITED)
+@pytest.mark.long
 def test_neighbours_differ_in_what_is_covered_alone(method: str, unit: str, tmp_path: Path) -> None:
     settings = private(method, tmp_path / "run", f"privacy.unit={unit}", "privacy.randomness=keyed")
     messages = recorded(settings)
@@ -227,6 +228,7 @@ def test_neighbours_differ_in_what_is_covered_alone(method: str, unit: str, tmp_
 
 
 @pytest.mark.parametrize("method", sorted(REFUSED))
+@pytest.mark.long
 def test_all_other_methods_are_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[method]):
         Federation(private(method, tmp_path, "privacy.unit=client"))

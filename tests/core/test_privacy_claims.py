@@ -272,6 +272,7 @@ def test_runs_on_the_same_data_add_up_and_a_sweep_prints_the_sum(tmp_path: Path)
     assert privacy_lines([Job((), jobs[-1], "plain")]) == []
 
 
+@pytest.mark.long
 def test_a_search_by_validation_scores_is_refused() -> None:
     with pytest.raises(ConfigError, match="validation scores"):
         entrants_of(["fpl"], ["data=glyphs", "privacy=gaussian"], Rules())

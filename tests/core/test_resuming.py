@@ -310,6 +310,7 @@ with terminable():
     [(signal.SIGTERM, "a signal to its process, or flwr stop"), (signal.SIGKILL, KILLED)],
     ids=["SIGTERM", "SIGKILL"],
 )
+@pytest.mark.long
 def test_a_resumed_run_says_how_the_part_before_ended(number: int, reason: str, tmp_path: Path) -> None:
     tests = Path(__file__).parent.parent
     words = [sys.executable, "-c", SIGNALLED, str(tests), str(tmp_path), str(int(number))]

@@ -99,6 +99,7 @@ def test_weighted_smoothed_cross_entropy_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_smoothing_and_class_weights_act_on_every_method(method: str, tmp_path: Path) -> None:
     found: set[str] = set()
     for number, changes in enumerate(({}, {"label_smoothing": 0.3}, {"class_weights": "balanced"})):

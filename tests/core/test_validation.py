@@ -167,6 +167,7 @@ def test_the_best_round_s_state_is_the_one_that_was_scored(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedpall"])
+@pytest.mark.long
 def test_a_run_that_goes_on_chooses_the_same_round(method: str, tmp_path: Path) -> None:
     by_f1: dict[str, Any] = {"rounds": 4, "rounds_": {"metric": "macro_f1"}}
     whole = run(validating(method, tmp_path / "whole", **by_f1))

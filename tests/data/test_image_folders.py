@@ -268,6 +268,7 @@ def test_a_large_image_of_one_colour_is_decoded(kind: str, options: dict[str, An
     assert np.abs(from_stream.astype(int) - [200, 100, 50]).max() <= 3
 
 
+@pytest.mark.long
 def test_a_large_16_bit_image_takes_half_a_gibibyte_at_most(tmp_path: Path) -> None:
     """A file of about a hundred kilobytes; in a process of its own, because peaks of a process only grow."""
     Image.new("I;16", (8192, 8192), 30_000).save(tmp_path / "large.png", compress_level=1)

@@ -40,6 +40,7 @@ def load(source: Digits | OfficeCaltech | PACS, domain: str) -> Domain:
     "name",
     ["mnist", "usps", "svhn", pytest.param("mnist_m", marks=pytest.mark.slow), "syn", "synth_digits", "computer_fonts"],
 )
+@pytest.mark.long
 def test_digits(name: str) -> None:
     domain = load(DIGITS, name)
     for split in (domain.train, domain.test):
@@ -66,6 +67,7 @@ def test_a_digits_mean_image_of_one_domain_is_nearest_to_its_own_of_another() ->
 
 
 @pytest.mark.parametrize("name", OfficeCaltech.known_domains)
+@pytest.mark.long
 def test_office_caltech(name: str) -> None:
     domain = load(OfficeCaltech(), name)
     total = len(domain.whole)
@@ -86,6 +88,7 @@ def test_eight_of_amazon_s_test_images_are_training_images() -> None:
 
 
 @pytest.mark.parametrize("name", PACS.known_domains)
+@pytest.mark.long
 def test_pacs(name: str) -> None:
     domain = load(PACS(image_size=32), name)
     floored = load(PACS(image_size=32, split="per_class_fraction"), name)

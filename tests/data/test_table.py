@@ -368,6 +368,7 @@ def test_a_set_of_the_hub_is_read_by_its_name(tmp_path: Path, monkeypatch: pytes
     assert asked == [(("made-up/pacs",), {})], "asked once, and for no code"
 
 
+@pytest.mark.long
 def test_the_hub_without_a_network_says_what_to_do(tmp_path: Path) -> None:
     code = "from common.data.table import Table; Table(path='flwrlabs/pacs')"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

@@ -88,6 +88,7 @@ def test_doctor_takes_no_other_arguments(arguments: list[str], capsys: pytest.Ca
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_devices_with_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "module").mkdir()
     (tmp_path / "module" / "sitecustomize.py").write_bytes(

@@ -250,6 +250,7 @@ def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)
 
 
+@pytest.mark.long
 def test_no_package_of_the_image_needs_ray() -> None:
     code = (
         "import sys\n"

@@ -15,6 +15,7 @@ from support.proxies import started_proxy, status
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt install nginx)"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux has more than one loopback address"),
 ]

@@ -322,6 +322,7 @@ def brought_by(requirements: list[str]) -> set[str]:
     return {name for name in found if not name.endswith("]")}
 
 
+@pytest.mark.long
 def test_the_device_extra_trains_and_lacks_what_only_servers_need(tmp_path: Path) -> None:
     from PIL import Image
 

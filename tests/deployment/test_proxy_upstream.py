@@ -16,6 +16,7 @@ from server.admission.certificates import Certificates
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt install nginx)"),
 ]
 

@@ -16,7 +16,7 @@ from server.admission.certificates import Certificates, ensure
 from server.commands.deployment import LocalDeployment
 from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 REFUSED = {
     # what was wrong -> the message in the device's log

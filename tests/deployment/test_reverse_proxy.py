@@ -41,6 +41,7 @@ def test_the_list_is_what_the_pinned_flower_calls_from_a_supernode() -> None:
 
 with_proxy = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt install nginx)"),
 ]
 

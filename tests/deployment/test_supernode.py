@@ -14,7 +14,7 @@ from support.federation import wait_until_ended
 
 from server.commands.deployment import LocalDeployment
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 SECONDS = 60
 

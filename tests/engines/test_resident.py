@@ -33,7 +33,7 @@ from strategies.core.codec import read_registrations
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("train.epochs=40", "protocol.samples=96")
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,7 +94,9 @@ def test_only_its_owner_can_reach_it(asked: Asked) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can try as another user")
     path.chmod(0o777)  # even where the file system does not protect it: the trainer asks the kernel who it is
-    for folder in (path.parent, *path.parents[1:4]):
+    for folder in path.parents:
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(0o777)
     code = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r})"
     done = subprocess.run(

@@ -49,6 +49,7 @@ def accuracy(predict: Any, domain: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["safetensors", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.long
 def test_each_file_scores_as_the_run_did(name: str, trained: RunFolder, exported: Path) -> None:
     predict = READERS[name](exported / FORMATS[name])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
@@ -170,6 +171,7 @@ OWN = [("fedbn", {}), ("fedpall", {})]
 
 
 @pytest.mark.parametrize(("method", "hyper"), SHARED + OWN)
+@pytest.mark.long
 def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], tmp_path: Path) -> None:
     run(toy_settings(method, tmp_path / "run", hyper=hyper))
     own = (method, hyper) in OWN

@@ -100,6 +100,7 @@ def test_the_server_refuses_another_model_than_the_one_that_was_named(
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_super_nodes_score_a_model_that_they_have_no_file_of(
     exported: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def outputs_of(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.long
 def test_each_opset_predicts_as_the_net_does(opset: int, trained_by_image: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     export(trained_by_image, folder, ["onnx"], opset=opset)

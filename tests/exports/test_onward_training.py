@@ -27,6 +27,7 @@ TINY = ["data=folder", "model=small", "method=fedavg", "data.image_size=16", "da
 TINY += ["data.augmentation.std=[0.25]", "train.rounds=1", "train.local_steps=1", "train.device=cpu"]
 
 
+@pytest.mark.long
 def test_the_first_score_is_the_exported_model_s(
     trained: RunFolder, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

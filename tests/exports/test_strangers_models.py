@@ -48,6 +48,7 @@ def changed(content: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[
     return result
 
 
+@pytest.mark.long
 def test_every_change_of_a_description_is_loaded_or_refused_with_a_message(folder: Path) -> None:
     """About a thousand descriptions. An exception of another kind would be a traceback for a user."""
     place = folder / "model.json"

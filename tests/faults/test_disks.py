@@ -66,6 +66,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_space(
         assert again.summary["scores"] == undisturbed.summary["scores"]
 
 
+@pytest.mark.long
 def test_a_limit_on_file_sizes_is_named(undisturbed: Run, tmp_path: Path) -> None:
     largest = max(path.stat().st_size for path in undisturbed.folder.rglob("*") if path.is_file())
     process = forked(with_small_files, str(tmp_path / "run"), "fpl", ROUNDS, largest // 2, str(tmp_path / "error"))
@@ -117,6 +118,7 @@ def test_a_client_s_full_disk_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trial", range(trials(5)))
+@pytest.mark.long
 def test_a_checkpoint_torn_anywhere_costs_a_round_and_nothing_else(
     trial: int, undisturbed: Run, stopped: Path, tmp_path: Path
 ) -> None:

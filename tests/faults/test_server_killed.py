@@ -39,6 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("trial", range(trials(3)))
+@pytest.mark.long
 def test_a_killed_server_resumes_to_the_undisturbed_state(trial: int, undisturbed: Any, tmp_path: Path) -> None:
     """Killed once or twice, at random instants from its start to its end."""
     draw = random.Random(trial)

@@ -60,6 +60,7 @@ def soak(folder: str, rounds: int, place: str) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [rounds_to_soak(100)])
+@pytest.mark.long
 def test_memory_and_open_files_stay_flat(rounds: int, tmp_path: Path) -> None:
     process = forked(soak, str(tmp_path / "run"), rounds, str(tmp_path / "notes.json"))
     process.join(3000)

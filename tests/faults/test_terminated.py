@@ -47,6 +47,7 @@ def descendants(mark: str) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.processes])])
+@pytest.mark.long
 def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_path: Path) -> None:
     output = tmp_path / "run"
     process = started(output, "run", f"engine={engine}", *SMALL, f"output={output}")

@@ -93,6 +93,7 @@ TARGETS = [*((name, 90) for name in CASES), *((LARGEST, architecture) for archit
 
 
 @pytest.mark.parametrize(("name", "architecture"), TARGETS)
+@pytest.mark.long
 def test_compiles_to_machine_code(monkeypatch, name, architecture):
     found = compiled(monkeypatch, make(*CASES[name], dtype="bfloat16"), architecture)
     assert len(found.asm["cubin"]) > 1000

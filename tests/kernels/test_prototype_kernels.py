@@ -23,6 +23,7 @@ def agree(run, case, rtol=2e-4):
 
 
 @pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.long
 def test_every_combination_of_terms(run, terms):
     case = make(6, 11, 20, 4, TERMS[terms])
     if terms in BIASED:
@@ -174,6 +175,7 @@ def test_two_runs_give_the_same_bits(run):
     terms=st.sampled_from(["fpl", "fedplcc", "fedplvm", "fedpall printed", "everything"]),
     seed=st.integers(0, 10),
 )
+@pytest.mark.long
 def test_any_shape(run, samples, rows, dimensions, classes, terms, seed):
     positive = terms in ("fedplcc", "fedplvm")
     agree(run, make(samples, rows, dimensions, classes, TERMS[terms], seed=seed, positive=positive), 1e-3)

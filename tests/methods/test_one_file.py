@@ -32,6 +32,7 @@ def command_in_the_file() -> list[str]:
     return found[1].split()
 
 
+@pytest.mark.long
 def test_scores_and_tensors_are_those_of_goldfinch(
     one_file: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

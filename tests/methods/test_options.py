@@ -96,5 +96,6 @@ def state_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(("method", "options"), cases(OTHERS))
+@pytest.mark.long
 def test_every_option_changes_the_result(method: str, options: dict[str, Any], state_of: Callable[..., str]) -> None:
     assert state_of(method, options) != state_of(method, {})

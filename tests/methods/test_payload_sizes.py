@@ -154,6 +154,7 @@ def expected_bytes(parts: list[str], payload: Payload, item: Recorded, *, sent: 
 
 
 @pytest.mark.parametrize("method", sorted({method for method, _ in UP}))
+@pytest.mark.long
 def test_bytes_are_the_formula_s(method: str, tmp_path: Path) -> None:
     settings = toy_settings(method, tmp_path)
     done = run(settings, TouchedEngine(settings))

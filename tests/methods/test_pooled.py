@@ -148,6 +148,7 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
     assert lines["pooled (upper bound)"].get_marker() == "None"
 
 
+@pytest.mark.long
 def test_the_report_names_them_and_ranks_none(board: Board) -> None:
     from server.results.report.page import render
 

@@ -44,6 +44,7 @@ def steps(done: Run) -> list[int]:
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ROWS_OF_SAMPLES])
+@pytest.mark.long
 def test_every_method_has_its_row_with_random_convolutions(method, tmp_path):
     done = go(method, tmp_path, "randconv")
     assert done.summary["rounds"] == 2
@@ -52,6 +53,7 @@ def test_every_method_has_its_row_with_random_convolutions(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", ROWS_OF_SAMPLES)
+@pytest.mark.long
 def test_a_batch_is_longer_and_nothing_is_sent_twice(method, tmp_path):
     done, plain = go(method, tmp_path / "views", "randconv"), go(method, tmp_path / "plain")
     assert losses(done) != losses(plain)

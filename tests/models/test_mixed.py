@@ -66,6 +66,7 @@ def test_what_is_no_mix_is_refused(given: dict[str, Any], message: str) -> None:
         Mixed(**given)
 
 
+@pytest.mark.long
 def test_a_method_that_exchanges_weights_is_refused_and_others_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"method=fpl exchanges .* none: .*method=fedproto method\.aggregate_models"):
         Federation(settings_of("fpl", tmp_path))
@@ -74,6 +75,7 @@ def test_a_method_that_exchanges_weights_is_refused_and_others_are_named(tmp_pat
 @pytest.mark.parametrize(
     ("method", "hyper"), [("fedproto", {"aggregate_models": False}), ("fedpall", {}), ("adcol", {})]
 )
+@pytest.mark.long
 def test_clients_with_different_networks_learn_and_are_exported(
     method: str, hyper: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path, capsys: pytest.Ca
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_is_exported_and_predicts_without_its_weights_file(tmp_path: Path) -> None:
     path = tmp_path / "start.safetensors"
     torch.manual_seed(0)

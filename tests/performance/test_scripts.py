@@ -40,6 +40,7 @@ def written() -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("script", [marked(path) for path in SCRIPTS])
+@pytest.mark.long
 def test_a_script_runs_dry_and_writes_nothing(script: Path, tmp_path: Path) -> None:
     before = written()
     code, printed = run_script(script, ["--dry-run"], tmp_path / "empty")
@@ -67,6 +68,7 @@ start(main)
 
 
 @pytest.mark.parametrize("ending", ["exception", "SIGINT", "SIGTERM"])
+@pytest.mark.long
 def test_what_a_script_started_ends_with_it(ending: str) -> None:
     """The started process is an orphan in a session of its own, as Flower's are."""
     last = "raise RuntimeError('over')" if ending == "exception" else "time.sleep(300)"

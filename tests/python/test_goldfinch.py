@@ -117,6 +117,7 @@ def test_confusion_counts_are_those_of_the_score(fpl: gf.Run) -> None:
         fpl.confusion("sketch", 9)
 
 
+@pytest.mark.long
 def test_a_run_draws_its_accuracies_and_writes_its_report(fpl: gf.Run, tmp_path: Path) -> None:
     labels = [str(line.get_label()) for line in fpl.plot().axes[0].get_lines()]
     assert "sketch" in labels

@@ -123,6 +123,7 @@ class Outline(HTMLParser):
             self.unnamed.append(tag)
 
 
+@pytest.mark.long
 def test_the_page_fetches_nothing_and_its_policy_forbids_it(html: str) -> None:
     outline = Outline(html)
     assert outline.sources == []

@@ -36,6 +36,7 @@ def estimate(correlation: float) -> tuple[Information, float]:
     return mutual_information(x, y, steps=80), truth
 
 
+@pytest.mark.long
 def test_it_grows_with_what_is_shared_and_stays_below_the_truth() -> None:
     (nothing, _), (some, truth_some), (much, truth_much) = (estimate(value) for value in (0.0, 0.7, 0.95))
     assert abs(nothing.nats) < 0.1
@@ -72,6 +73,7 @@ def test_too_few_pairs_are_refused() -> None:
         mutual_information(x, y)
 
 
+@pytest.mark.long
 def test_a_run_is_measured_with_its_own_protection(tmp_path: Path) -> None:
     found = {}
     for protection in ("none", "gaussian"):

@@ -76,6 +76,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReproductionRequest,
     return request, path, output_of(console)
 
 
+@pytest.mark.long
 def test_every_row_runs_with_every_seed_and_four_files_are_written(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, path, text = done
     assert "4 runs, 0 finished already" in text
@@ -289,6 +290,7 @@ def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
     assert points == [{"method.temperature": a, "method.contrast": b} for a in (0.02, 0.5) for b in (0.0, 1.0)]
 
 
+@pytest.mark.long
 def test_a_measure_is_computed_once_and_shown_with_the_published_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

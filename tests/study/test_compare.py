@@ -53,6 +53,7 @@ def results(folder: Path) -> list[StudyRun]:
 # ---- a real comparison -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
     runs = read_runs(compared / "runs.csv")
     counts = {
@@ -337,6 +338,7 @@ def test_a_method_that_cannot_take_part_is_an_error_or_left_out_of_all(monkeypat
     assert "views=none" in left_out["fedgca"]
 
 
+@pytest.mark.long
 def test_rows_have_the_same_settings_and_the_weighting_that_was_asked_for() -> None:
     names = ["fpl", "feddyn", "fedplvm", "moon", "adcol", "fedheal"]
     for weighting in ("uniform", "samples"):

@@ -124,6 +124,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     return found
 
 
+@pytest.mark.long
 def test_trials_in_any_order_are_those_of_one_process(
     runs: Runs, url: str, alone: list[Outcome], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ storage_of(folder, url).get_all_studies()
 """
 
 
+@pytest.mark.long
 def test_processes_that_open_a_new_storage_at_the_same_moment_all_have_it(url: str, tmp_path: Path) -> None:
     """Optuna makes a database's tables without a lock: PostgreSQL refused all processes of an array but one."""
     folder = tmp_path / "ready"
