@@ -220,6 +220,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"},
             code="both",
             code_by_package={"goldfinch": "c", "mylib": "m"},
+            processor="AMD EPYC, AVX2",
         )
 
     monkeypatch.setattr("server.study.search.run_here", trial)
