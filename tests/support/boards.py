@@ -48,6 +48,7 @@ def _run_of(line: dict[str, str]) -> StudyRun:
         code=line["code"],
         scored=line["scored"],
         bound=line.get("bound", ""),
+        processor=line.get("processor", ""),
     )
 
 
