@@ -40,7 +40,6 @@ NOT_HERE = ("goldfinch import", "--methods fedavg,fedproto,fpl,warm_fpl")
 
 NOT_COMPOSED = {
     "tuned=outputs": "a file that the command before it writes; tests/study/test_compare.py runs both",
-    "tuned=fedavg_on": "a name that stands for such a file",
     "lr=0.1": "the page shows the error that it gives",
     "train.round=5": "the page shows the error that it gives",
     "data.path=scans.csv": "a table of the reader's own; tests/data/test_table.py makes such",

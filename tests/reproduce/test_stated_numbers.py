@@ -18,7 +18,7 @@ from server.reproduction.comparison import Comparison, Line
 from server.reproduction.pages import _order
 from server.reproduction.published import published_table
 from server.results.statistics import holm, paired_difference
-from server.study.ranking import StudyRun, study_scores
+from server.study.ranking import StudyRun, rank_methods, ranked_table, study_scores
 
 NET = [path for path in PAGES if path.parent.name == "paper_net"]
 
@@ -235,3 +235,15 @@ def test_the_table_of_feddg_ga_agrees_with_its_runs() -> None:
     assert stated[2][6] == difference(means["FedDG-GA"], base)
     last = difference(means["FedDG-GA"], means["FedAvg, clients alike"])
     assert f"FedDG-GA minus that row is {last} points" in words(RESULTS / "feddg_ga.md")
+
+
+def test_the_comparison_that_is_trained_to_the_end_has_the_table_of_its_runs() -> None:
+    runs = read_runs(RESULTS / "trained.csv")
+    (ranking,) = rank_methods(runs)
+    page = (RESULTS / "trained.md").read_text()
+    assert ranked_table(ranking).partition("\n\n")[0] in page
+    rows = {row.method: row for row in ranking.rows}
+    for name in ("fpl", "fedplcc"):
+        assert f" {rows[name].difference} |" in (RESULTS / "net_size.md").read_text()
+    assert f"FPL minus FedAvg is {rows['fpl'].difference}" in words(RESULTS.parents[1] / "README.md")
+    assert f"FedDyn minus FedAvg {rows['feddyn'].difference}" in words(RESULTS / "README.md")
