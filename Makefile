@@ -79,7 +79,7 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
 
-test: lint test-fast test-portable ## style, types, and every test that takes seconds
+test: lint test-fast test-portable ## style, types, and the quick tests: ten minutes on two cores
 
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4

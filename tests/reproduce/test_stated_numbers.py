@@ -149,9 +149,20 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     assert f"Minus FPL: {lead('fedplcc_office', 'FedPLCC', 'FPL')}" in page
     assert f"FPL minus FedAvg is {lead('fpl_office', 'FPL', 'FedAvg', (26, 30))}" in page
     assert f"FedPLCC minus FedAvg is {lead('fpl_office', 'FedPLCC', 'FedAvg', (26, 30))}" in page
-    first = lead("fpl_office", "FPL", "FedAvg")
-    for name in ("README.md", "net_size.md", "weighting.md", "small/README.md"):
-        assert first in words(RESULTS / name), name
+    stated = {
+        ("fpl_office", "FPL"): ("README.md", "net_size.md", "weighting.md", "small/README.md"),
+        ("fpl_office", "FedPLCC"): ("net_size.md", "small/README.md"),
+        ("fpl_office", "FedProto"): ("README.md",),
+        ("fpl_office", "FedDyn"): ("trained.md",),
+        ("fedplcc_office", "FPL"): ("net_size.md",),
+        ("fedplcc_office", "FedPLCC"): ("README.md", "net_size.md", "trained.md"),
+        ("fedapc_office", "FedAPC"): ("README.md", "small/README.md"),
+    }
+    for (table, row), names in stated.items():
+        for name in names:
+            assert lead(table, row, "FedAvg") in words(RESULTS / name), (table, row, name)
+    readme = words(RESULTS.parents[1] / "README.md")
+    assert f"FedPLCC leads by {lead('fedplcc_office', 'FedPLCC', 'FedAvg').removeprefix('+')}" in readme
     pairs = []
     for (table, row, precision, seed), curve in curves.items():
         if precision == "float32" and max(curve) >= 80:
@@ -247,3 +258,10 @@ def test_the_comparison_that_is_trained_to_the_end_has_the_table_of_its_runs() -
         assert f" {rows[name].difference} |" in (RESULTS / "net_size.md").read_text()
     assert f"FPL minus FedAvg is {rows['fpl'].difference}" in words(RESULTS.parents[1] / "README.md")
     assert f"FedDyn minus FedAvg {rows['feddyn'].difference}" in words(RESULTS / "README.md")
+    gains: dict[str, list[float]] = {}
+    for row in read_all(RESULTS / "trained_validation.csv"):
+        gains.setdefault(row["method"], []).append(float(row["rounds 51 to 60"]) - float(row["rounds 41 to 50"]))
+    means = {method: statistics.mean(found) for method, found in gains.items()}
+    assert gains.keys() == rows.keys()
+    assert f"validation gains {statistics.mean(means.values()):.1f} points" in words(RESULTS / "trained.md")
+    assert f"by method {min(means.values()):.1f} to {max(means.values()):.1f}" in words(RESULTS / "trained.md")
