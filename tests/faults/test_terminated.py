@@ -14,13 +14,13 @@ import pytest
 from support.faults import PATIENCE, events, wait_until
 from support.federation import ROOT
 
-from server import cli
+from goldfinch import cli
 from server.run.signals import Terminated, terminable
 
 SMALL = ("method=fedavg", "protocol.samples=24", "train.batch_size=8", "train.device=cpu", "train.rounds=500")
 
 
-COMMAND_LINE = ("-m", "server.cli")
+COMMAND_LINE = ("-m", "goldfinch.cli")
 FROM_PYTHON = ("-c", "import sys, goldfinch as gf; gf.run(*sys.argv[1:], quiet=True)")
 
 
@@ -128,6 +128,6 @@ def test_exit_codes(
     def interrupted(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr("server.commands.doctor.examine", interrupted)
+    monkeypatch.setattr("goldfinch.commands.doctor.examine", interrupted)
     assert cli.main(["doctor"]) == code
     assert words in capsys.readouterr().err
