@@ -20,9 +20,9 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value, curve
 from server.run.schema import SCORES
 
@@ -145,7 +145,7 @@ class Comparison:
 
     def curve(self, line: Line) -> dict[int, Value]:
         """Average accuracy over the table's domains by round, over seeds."""
-        runs = [RunFolder(line.folders[seed]) for seed in sorted(line.summaries)]
+        runs = [RunRecord(line.folders[seed]) for seed in sorted(line.summaries)]
         return curve(runs, [column.scored for column in self.columns])
 
     # ---- next to the paper ------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def _scored_images(folder: Path) -> dict[str, int]:
     if not (folder / SCORES).exists():
         return {}
     found: dict[str, dict[str, int]] = {}
-    for row in RunFolder(folder).scores:
+    for row in RunRecord(folder).test_lines:
         found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
     images: dict[str, int] = {}
     for domain, counts in found.items():

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import RULES, ClassTotals
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import Board, Group
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import LOWEST, Sheet, pandas_library
 
@@ -115,14 +115,14 @@ def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable
     return found
 
 
-def _has_counts(run: RunFolder, rule: str) -> bool:
+def _has_counts(run: RunRecord, rule: str) -> bool:
     score = run.rules[rule]
     if "round" not in score:  # a summary from elsewhere
         return False
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, group: Group, runs: Sequence[RunFolder], rule: str) -> ClassTable:
+def _class_table(board: Board, group: Group, runs: Sequence[RunRecord], rule: str) -> ClassTable:
     domains = domain_columns([group], rule)
     names = runs[0].class_names
     rows: list[ClassRow] = []
@@ -141,7 +141,7 @@ def _class_table(board: Board, group: Group, runs: Sequence[RunFolder], rule: st
     return ClassTable(title, group, heads, rows, partial_notes([group], rule))
 
 
-def _totals(run: RunFolder, rule: str, domain: str) -> ClassTotals | None:
+def _totals(run: RunRecord, rule: str, domain: str) -> ClassTotals | None:
     return run.class_totals.get((int(run.rules[rule]["round"]), domain))
 
 
@@ -152,7 +152,7 @@ def _share(totals: ClassTotals | None, label: int) -> float | None:
     return 100.0 * totals.correct[label] / totals.true[label]
 
 
-def _recall(runs: Sequence[RunFolder], rule: str, domain: str, label: int) -> Value | None:
+def _recall(runs: Sequence[RunRecord], rule: str, domain: str, label: int) -> Value | None:
     values: list[float] = []
     partial = False
     for run in runs:
@@ -163,7 +163,7 @@ def _recall(runs: Sequence[RunFolder], rule: str, domain: str, label: int) -> Va
     return Value.of(values, partial=partial)
 
 
-def _over_domains(runs: Sequence[RunFolder], rule: str, label: int, column: str) -> Value | None:
+def _over_domains(runs: Sequence[RunRecord], rule: str, label: int, column: str) -> Value | None:
     """Return the mean or the lowest recall over the domains with images of the class."""
     values: list[float] = []
     partial = False

@@ -27,7 +27,7 @@ from typing import Any
 from common.errors import ConfigError, nearest, some_of
 from common.metrics import COUNTED, Measure, named_missing
 from common.versions import combined_hash
-from goldfinch.results.run import RunFolder, setting_text, varying
+from goldfinch.record import RunRecord, setting_text, varying
 from goldfinch.results.seeds import Value
 from goldfinch.results.statistics import paired_difference
 from server.run.events import COUNTS_LESS_SETTINGS, counts_text
@@ -69,9 +69,9 @@ class Group:
     """
 
     label: str
-    runs: list[RunFolder] = field(default_factory=list)
-    duplicates: list[RunFolder] = field(default_factory=list)
-    contradictions: list[RunFolder] = field(default_factory=list)
+    runs: list[RunRecord] = field(default_factory=list)
+    duplicates: list[RunRecord] = field(default_factory=list)
+    contradictions: list[RunRecord] = field(default_factory=list)
     marks: tuple[str, ...] = ()
 
     @property
@@ -223,17 +223,17 @@ class Board:
         return list(found)
 
     @property
-    def runs(self) -> list[RunFolder]:
+    def runs(self) -> list[RunRecord]:
         """The groups' runs, without duplicates and contradictions."""
-        found: list[RunFolder] = []
+        found: list[RunRecord] = []
         for group in self.groups:
             found += group.runs
         return found
 
     @property
-    def named_runs(self) -> list[tuple[str, RunFolder]]:
+    def named_runs(self) -> list[tuple[str, RunRecord]]:
         """:attr:`runs` with their names."""
-        found: list[tuple[str, RunFolder]] = []
+        found: list[tuple[str, RunRecord]] = []
         for group in self.groups:
             for run in group.runs:
                 found.append((run_name(group, run), run))
@@ -385,7 +385,7 @@ class Board:
         return ", ".join(labels)
 
 
-def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | None = None) -> list[Board]:
+def group_runs(runs: Sequence[RunRecord], name: Callable[[RunRecord], str] | None = None) -> list[Board]:
     """Sort ``runs`` into boards and groups, both in the order of their first run.
 
     Args:
@@ -393,7 +393,7 @@ def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | Non
         name: returns the method's name in labels; by default the name of its option.
     """
     boards: dict[str, Board] = {}
-    rows: dict[str, dict[str, list[RunFolder]]] = {}
+    rows: dict[str, dict[str, list[RunRecord]]] = {}
     for run in runs:
         key = _text(_board_key(run))
         boards.setdefault(key, _new_board(run))
@@ -445,14 +445,14 @@ def joined_note(group: Group) -> list[str]:
     ]
 
 
-def run_name(group: Group, run: RunFolder) -> str:
+def run_name(group: Group, run: RunRecord) -> str:
     """Return a run's name: its group's label, with its seed if the group has several."""
     if len(group.runs) > 1:
         return f"{group.label}, seed {run.seed}"
     return group.label
 
 
-def partition_seed(run: RunFolder) -> int | None:
+def partition_seed(run: RunRecord) -> int | None:
     """Return the seed that the clients' samples were drawn with; ``None`` if the protocol draws none."""
     chosen = run.options.get(PARTITION_SEED, "absent")
     if chosen == "absent":
@@ -559,7 +559,7 @@ def ranked(groups: Sequence[Group], rule: str = "final") -> list[Group]:
     return [group for _, group in scored]
 
 
-def exported_run(groups: Sequence[Group], rule: str = "final") -> RunFolder | None:
+def exported_run(groups: Sequence[Group], rule: str = "final") -> RunRecord | None:
     """Return the finished run whose model a table offers for export; ``None`` without one.
 
     It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
@@ -570,7 +570,7 @@ def exported_run(groups: Sequence[Group], rule: str = "final") -> RunFolder | No
         group = groups[0]
     if group is None:
         return None
-    found: RunFolder | None = None
+    found: RunRecord | None = None
     highest = -math.inf
     for run in group.runs:
         score = run.rules.get(rule)
@@ -586,7 +586,7 @@ def exported_run(groups: Sequence[Group], rule: str = "final") -> RunFolder | No
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_of_board(run: RunFolder) -> dict[str, Any]:
+def _settings_of_board(run: RunRecord) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in BOARD_SETTINGS:
         if run.options.get(key) is not None:
@@ -596,25 +596,25 @@ def _settings_of_board(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _board_key(run: RunFolder) -> list[Any]:
+def _board_key(run: RunRecord) -> list[Any]:
     return [run.names, _settings_of_board(run)]
 
 
-def _row_key(run: RunFolder) -> list[Any]:
+def _row_key(run: RunRecord) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
     return [options, _planned_rounds(run), run.code, run.changed_scoring]
 
 
-def _planned_rounds(run: RunFolder) -> int:
+def _planned_rounds(run: RunRecord) -> int:
     """Return the rounds that are done; those that were planned if the run stopped early, as each seed may elsewhere."""
     if run.stopped_early:
         return int(run.summary["stopped_early"]["rounds_planned"])
     return run.rounds_done
 
 
-def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
+def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs of one row key, sorted by partition.
 
     Runs with the same fixed partition belong together, and so do the runs in which the partition's seed is the run's
@@ -624,7 +624,7 @@ def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     for run in runs:
         if partition_seed(run) != run.seed:
             fixed.add(partition_seed(run))
-    found: dict[str, list[RunFolder]] = {}
+    found: dict[str, list[RunRecord]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
@@ -637,9 +637,9 @@ def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     return list(found.values())
 
 
-def _group(members: Sequence[RunFolder]) -> Group:
+def _group(members: Sequence[RunRecord]) -> Group:
     group = Group("")
-    by_seed: dict[int, RunFolder] = {}
+    by_seed: dict[int, RunRecord] = {}
     for run in sorted(members, key=lambda run: (run.seed, str(run.folder))):
         known = by_seed.setdefault(run.seed, run)
         if known is run:
@@ -651,11 +651,11 @@ def _group(members: Sequence[RunFolder]) -> Group:
     return group
 
 
-def _new_board(run: RunFolder) -> Board:
+def _new_board(run: RunRecord) -> Board:
     return Board(*run.names)
 
 
-def _option_name(run: RunFolder) -> str:
+def _option_name(run: RunRecord) -> str:
     return run.method_name
 
 
@@ -666,7 +666,7 @@ def _text(key: Any) -> str:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def _label(groups: Sequence[Group], name: Callable[[RunFolder], str]) -> None:
+def _label(groups: Sequence[Group], name: Callable[[RunRecord], str]) -> None:
     """Give every group its marks, and a label that no other group of the board has."""
     for group in groups:
         group.marks = _marks(group, groups)

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
+from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassRow, ClassTable, class_tables
 from goldfinch.results.frames import score_frame, table_notes
 from goldfinch.results.groups import Board, Group, leader
-from goldfinch.results.run import RunFolder
+from goldfinch.run_model import RunModel
 from server.run.accounting import largest_epsilon
 from server.run.events import describe
 
@@ -66,7 +67,7 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     statuses: Counter[str] = Counter()
     for board in boards:
         for run in board.runs:
-            seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
+            seconds.append(_wall_seconds(run))
             traffic.append(total_bytes(run))
             requests += len(run.replies)
             for row in run.replies:
@@ -94,7 +95,9 @@ def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _wall_seconds(run: RunFolder) -> float:
+def _wall_seconds(run: RunRecord) -> float:
+    if run.facts.end is not None:
+        return run.facts.end.seconds
     if not run.events:
         return 0.0
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
@@ -193,7 +196,7 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
     return found
 
 
-def client_rows(run: RunFolder) -> list[dict[str, Any]]:
+def client_rows(run: RunRecord) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
     ``trained`` counts the exchanges in which the client trained and its update was used; each of
@@ -201,7 +204,7 @@ def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     not used. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for client, entry in run.registrations.items():
+    for client, entry in run.facts.registrations.items():
         rows[client] = _client(client, entry)
     for row in run.replies:
         client, status = str(row["client"]), str(row["status"])
@@ -239,7 +242,7 @@ def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
-def cost(run: RunFolder) -> dict[str, dict[str, float]]:
+def cost(run: RunRecord) -> dict[str, dict[str, float]]:
     """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
     sent = {"down": _total(run, "bytes_down")}
     header = _total(run, "bytes_up")
@@ -253,12 +256,12 @@ def cost(run: RunFolder) -> dict[str, dict[str, float]]:
     return {"bytes": sent, "seconds": seconds}
 
 
-def _total(run: RunFolder, column: str) -> float:
+def _total(run: RunRecord, column: str) -> float:
     """Return the sum of a column of ``replies.jsonl``."""
     return sum(float(row.get(column) or 0) for row in run.replies)
 
 
-def total_bytes(run: RunFolder) -> float:
+def total_bytes(run: RunRecord) -> float:
     """Return the bytes of a run's messages, both ways."""
     return sum(cost(run)["bytes"].values())
 
@@ -275,7 +278,7 @@ def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
+def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
     """Return the events that do not occur in every round.
 
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
@@ -299,7 +302,7 @@ def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: RunFolder) -> str:
+def headline(run: RunRecord) -> str:
     """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
     trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -327,24 +330,24 @@ def setting_rows(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
+def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
     found: dict[str, set[str]] = {}
     for run in runs:
-        for name, version in run.summary.get("versions", {}).items():
+        for name, version in run.facts.versions.items():
             found.setdefault(str(name), set()).add(str(version))
     return {name: sorted(numbers) for name, numbers in found.items()}
 
 
-def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
     found: dict[tuple[str, str], None] = {}
     for run in runs:
-        found |= dict.fromkeys(run.summary.get("splits", {}).items())
+        found |= dict.fromkeys(run.facts.splits.items())
     return list(found)
 
 
-def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
+def privacy_rows(runs: Sequence[tuple[str, RunRecord]]) -> list[dict[str, str]]:
     """Return what each private run protects and has released.
 
     Args:
@@ -356,7 +359,7 @@ def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
     """
     rows = []
     for name, run in runs:
-        report = run.privacy
+        report = RunModel(run).privacy()
         if report is None:
             continue
         epsilon = largest_epsilon(report)
