@@ -56,8 +56,7 @@ class Fact:
 
 
 def _rounds(group: Group) -> str:
-    # a run without an end has no summary, and seeds may differ
-    skipped = statistics.fmean(run.summary.get("rounds_skipped", 0) for run in group.runs)
+    skipped = statistics.fmean(len(run.facts.skipped) for run in group.runs)  # seeds may differ
     if skipped:
         return f"{group.rounds_shown} ({skipped:g} skipped)"
     return str(group.rounds_shown)
@@ -70,8 +69,8 @@ def _megabytes(group: Group) -> float | None:
     """
     found: list[float] = []
     for run in group.runs:
-        if "bytes" in run.summary and not group.bound:
-            sent = run.summary["bytes"]
+        if run.ended and not group.bound:
+            sent = run.reply_totals.bytes
             found.append((sent["up"] + sent["down"]) / 1e6)
     if not found:
         return None

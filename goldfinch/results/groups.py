@@ -31,6 +31,7 @@ from goldfinch.record import RunRecord, setting_text, varying
 from goldfinch.results.seeds import Value
 from goldfinch.results.statistics import paired_difference
 from server.run.events import COUNTS_LESS_SETTINGS, counts_text
+from server.run.files import EVALUATED
 
 MAX_LABEL_SETTINGS = 4
 """Settings in a row's label, unless more are needed to tell rows of one method apart."""
@@ -47,9 +48,6 @@ MANY_ROWS = 6
 PARTITION_SEED = "protocol.partition_seed"
 BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
-
-EVALUATED = "exported model"
-"""What ``summary.json`` says was scored where nothing was trained: there is no model to export."""
 
 SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
 """Settings that are left out of a row's label, because its marks show them."""
@@ -435,7 +433,8 @@ def joined_note(group: Group) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
     for run in group.runs:
-        joined |= set(run.summary.get("joined_batches", []))
+        if run.facts.end is not None:
+            joined |= set(run.facts.end.joined_batches)
     if not joined:
         return []
     clients = some_of(sorted(joined), MAX_CLIENTS)
@@ -574,7 +573,7 @@ def exported_run(groups: Sequence[Group], rule: str = "final") -> RunRecord | No
     highest = -math.inf
     for run in group.runs:
         score = run.rules.get(rule)
-        if not run.summary or run.summary["scored"] == EVALUATED or score is None:
+        if not run.ended or run.facts.scored == EVALUATED or score is None:
             continue
         quality = _sign(group, "validation") * float(score.get("validation", 0.0))
         if found is None or quality > highest:
@@ -610,7 +609,7 @@ def _row_key(run: RunRecord) -> list[Any]:
 def _planned_rounds(run: RunRecord) -> int:
     """Return the rounds that are done; those that were planned if the run stopped early, as each seed may elsewhere."""
     if run.stopped_early:
-        return int(run.summary["stopped_early"]["rounds_planned"])
+        return run.facts.planned
     return run.rounds_done
 
 
@@ -630,7 +629,7 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
         follows = number == run.seed and number not in fixed
         key = "the run's seed"
         if not follows:
-            splits = run.summary.get("splits")
+            splits = run.facts.splits
             samples = combined_hash(splits) if splits else ""
             key = f"{number} {samples}"
         found.setdefault(key, []).append(run)
