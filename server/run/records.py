@@ -310,6 +310,8 @@ class Recorder:
     def _resolution(self, outcome: Outcome) -> dict[str, Any]:
         """Return how far the values on test images may be from the exact ones, by metric that is binned."""
         found: dict[str, float] = {}
+        if not self._further.measures:
+            return {}
         for entries in _entries_by_domain(outcome)["test"].values():
             for metric, resolution in self._further.resolution(entries).items():
                 found[metric] = max(found.get(metric, 0.0), resolution)
