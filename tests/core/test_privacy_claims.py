@@ -26,7 +26,8 @@ from goldfinch.commands.export import export
 from goldfinch.commands.sweep import Job, privacy_lines
 from goldfinch.results.report.page import write_report
 from goldfinch.results.run import RunFolder
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from server.run.accounting import (
     LEDGER,
     ReleaseCounts,
