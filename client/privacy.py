@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from client.border import SCORED, Border, Images, scored_images, trained, training_images
+from client.border import SCORED, Border, Images, check_single, scored_images, trained, training_images
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
 from common.data.batches import Split
@@ -26,8 +27,14 @@ from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy,
 from common.prototypes import PrototypeSet, class_means
 from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
 from common.wire.messages import Request
-from strategies.core.method import Method, Upload
-from strategies.core.protection import check_exact_scores, check_nothing_else, check_scores
+from strategies.core.method import Method, Upload, server_context
+from strategies.core.protection import (
+    check_exact_scores,
+    check_nothing_else,
+    check_protects,
+    check_received,
+    check_scores,
+)
 
 
 class DevicePrivacy:
@@ -84,6 +91,19 @@ class DevicePrivacy:
                 "multipliers above 0, and privacy.randomness=auto"
             )
 
+    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
+        """Refuse an exchange whose upload differential privacy does not cover.
+
+        Args:
+            model: the model, received or as it is before the first round.
+            client_count: number of clients of the run.
+            round_number: the exchange's round; 0 at registration.
+            exchange: its name.
+
+        Raises:
+            ConfigError: the method sends, scores or keeps something that is not covered.
+        """
+
     def check_request(self, request: Request) -> None:
         """Refuse an exchange if differential privacy does not cover its upload or its scores.
 
@@ -98,6 +118,22 @@ class DevicePrivacy:
                 key = self.budgets[0].releases_key
             check_exact_scores(key, self.method, validates=request.validate)
 
+    def kept_without_noise(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the client's own state that may decide what leaves without noise: on a private device, none.
+
+        It was made by training, and scores and the class means of ``unit=sample`` must be functions of what was
+        received. A method that declares otherwise is refused; one that declares nothing tells nothing.
+        """
+        if self.counts:
+            return {}
+        return kept
+
+    def to_score(self, local: LocalExchange) -> LocalExchange:
+        """Return the exchange that scores are computed in: on a private device, one without training images."""
+        if self.counts:
+            return local.without_training_images()
+        return local
+
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
         """Note which images the client trains on, and check that the device may train on them.
 
@@ -111,6 +147,7 @@ class DevicePrivacy:
 
         Raises:
             ImageSideError: one was scored before or trained on as another domain's, or a test image was trained on.
+            RepeatedImageError: single images are to be protected, and one is several samples.
             DataError: the record of images is damaged.
         """
         if self._border is None:
@@ -209,7 +246,11 @@ class DevicePrivacy:
         return dict(seconds), peak_bytes
 
     def protection(self, local: LocalExchange) -> Unprotected:  # noqa: ARG002
-        """Return the protection of one exchange's upload."""
+        """Return the protection of one exchange's upload.
+
+        Args:
+            local: the exchange with the received model, in which the client's own state plays no part.
+        """
         return Unprotected()
 
 
@@ -296,6 +337,18 @@ class GaussianDevicePrivacy(DevicePrivacy):
         if request.score or request.validate:
             check_scores(self.privacy, self.method, validates=request.validate)
 
+    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
+        """See :meth:`DevicePrivacy.check_method`."""
+        server = server_context(self.settings, model, client_count)
+        expected = self.method.expects(replace(server, round=round_number, exchange=exchange))
+        check_protects(self.privacy, self.method, model, expected, self.settings.protocol.validation)
+
+    def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
+        """See :meth:`DevicePrivacy.note_training`."""
+        if self.privacy.unit == "sample":
+            check_single(training_images(self.settings.data, domain, rows))
+        super().note_training(domain, rows, scores)
+
     def count_release(self, run: str, client: str, model: nn.Module) -> int:
         """See :meth:`DevicePrivacy.count_release`."""
         return self._required_ledger.spend(run, client, self.multipliers(model), self.budgets)
@@ -316,7 +369,12 @@ class GaussianDevicePrivacy(DevicePrivacy):
         return {}, 0
 
     def protection(self, local: LocalExchange) -> Unprotected:
-        """Return the Gaussian mechanism for one exchange."""
+        """Return the Gaussian mechanism for one exchange.
+
+        Raises:
+            PayloadError: the server left a part of the model out.
+        """
+        check_received(self.method, local.model, local.weights)
         return Protection(self.privacy, local, simulated=self.simulated)
 
 
@@ -336,7 +394,7 @@ class Unprotected:
         """Return the prototypes to send in place of the class means of local training."""
         return trained
 
-    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+    def check_upload(self, upload: Upload) -> None:
         """Refuse an upload with tensors that were not protected."""
 
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -365,6 +423,8 @@ class Protection(Unprotected):
         if privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated):
             self.randomness = "keyed"
         self._clean: PrototypeSet | None = None
+        self._noised: PrototypeSet | None = None
+        """A copy of the prototypes with noise, which the method cannot change."""
 
     def before_training(self) -> None:
         """Compute class means of clipped features of the **received** model, in evaluation mode (``unit=sample``).
@@ -397,15 +457,17 @@ class Protection(Unprotected):
             deviations = scale / counts
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
-        return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
+        vectors, labels, weights = clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu()
+        self._noised = PrototypeSet(vectors.clone(), labels.clone(), weights.clone())
+        return PrototypeSet(vectors, labels, weights)
 
-    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+    def check_upload(self, upload: Upload) -> None:
         """Refuse an upload with tensors that were not protected.
 
         Raises:
             PayloadError: see :func:`strategies.core.protection.check_nothing_else`.
         """
-        check_nothing_else(upload, prototypes, self.local.weights)
+        check_nothing_else(upload, self._noised, self.local.weights)
 
     def losses(self, losses: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """Return no losses: they depend on the training data and have no noise."""
