@@ -201,21 +201,16 @@ class Device:
         version = Version.of(header_of(request), self.method.exchanges)
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
-        received = cast_up(message, self.settings.rounds.transport)
-        install = partial(self._install, received, request, split, validation)
-        local = install(self.privacy.kept_without_noise(own.tensors))
-        self.privacy.check_method(local.model, request.client_count, request.round, request.exchange)
+        install = partial(self._install, cast_up(message, self.settings.rounds.transport), request, split, validation)
+        local = self.privacy.received(install, own.tensors)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
         protection = Unprotected()
         upload, trained = Upload(weights={}), Trained(local.prototypes, 0, {})
         if request.train:
-            protection = self.privacy.protection(local)
             self.privacy.check_budget(local.model)
-            protection.before_training()
-            if self.privacy.counts:
-                local = install(own.tensors)
+            local, protection = self.privacy.protected(install, own.tensors, local)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         kept = request.train and self._keep(store, version, past, local, upload, best=request.keep)
@@ -367,7 +362,6 @@ class Device:
         Returns:
             The score of each requested domain; the score of the validation split, ``None`` if it was not requested.
         """
-        local = self.privacy.to_score(local)
         adapts = self.method.adapts and (bool(request.score) or request.validate)
         before: dict[str, Tensor] = {}
         if adapts:

@@ -36,6 +36,9 @@ from strategies.core.protection import (
     check_scores,
 )
 
+Install = Callable[[Mapping[str, Tensor]], LocalExchange]
+"""Makes an exchange of the received message and a client's own state, which it loads into the device's model."""
+
 
 class DevicePrivacy:
     """Privacy of one device in a run without differential privacy: only the device's own budget applies.
@@ -118,21 +121,41 @@ class DevicePrivacy:
                 key = self.budgets[0].releases_key
             check_exact_scores(key, self.method, validates=request.validate)
 
-    def kept_without_noise(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the client's own state that may decide what leaves without noise: on a private device, none.
+    def received(self, install: Install, kept: Mapping[str, Tensor]) -> LocalExchange:
+        """Return an exchange to score the received model in.
 
-        It was made by training, and scores and the class means of ``unit=sample`` must be functions of what was
-        received. A method that declares otherwise is refused; one that declares nothing tells nothing.
+        No score of a private device can tell of training images, whatever the method's functions read: they get neither
+        these images nor what was kept from training on them. A method that says that it needs them is refused.
+
+        Args:
+            install: makes an exchange of a client's own state.
+            kept: the client's own state.
+
+        Raises:
+            ConfigError: differential privacy does not cover what the method would send.
+        """
+        if not self.counts:
+            return install(kept)
+        local = install({})
+        self.check_method(local.model, local.client.client_count, local.round, local.exchange)
+        return local.without_training_images()
+
+    def protected(
+        self, install: Install, kept: Mapping[str, Tensor], local: LocalExchange
+    ) -> tuple[LocalExchange, Unprotected]:
+        """Return the exchange to train in, and the protection of its upload.
+
+        Args:
+            install: as in :meth:`received`.
+            kept: as in :meth:`received`.
+            local: the exchange that :meth:`received` returned.
+
+        Raises:
+            PayloadError: the server left out a part of the model.
         """
         if self.counts:
-            return {}
-        return kept
-
-    def to_score(self, local: LocalExchange) -> LocalExchange:
-        """Return the exchange that scores are computed in: on a private device, one without training images."""
-        if self.counts:
-            return local.without_training_images()
-        return local
+            local = install(kept)
+        return local, Unprotected()
 
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
         """Note which images the client trains on, and check that the device may train on them.
@@ -244,14 +267,6 @@ class DevicePrivacy:
     def measurements(self, seconds: Mapping[str, float], peak_bytes: int) -> tuple[dict[str, float], int]:
         """Return the seconds by phase and the peak memory for the answer."""
         return dict(seconds), peak_bytes
-
-    def protection(self, local: LocalExchange) -> Unprotected:  # noqa: ARG002
-        """Return the protection of one exchange's upload.
-
-        Args:
-            local: the exchange with the received model, in which the client's own state plays no part.
-        """
-        return Unprotected()
 
 
 class GaussianDevicePrivacy(DevicePrivacy):
@@ -368,14 +383,18 @@ class GaussianDevicePrivacy(DevicePrivacy):
         """Return no measurements: time and memory may depend on images."""
         return {}, 0
 
-    def protection(self, local: LocalExchange) -> Unprotected:
-        """Return the Gaussian mechanism for one exchange.
-
-        Raises:
-            PayloadError: the server left a part of the model out.
-        """
-        check_received(self.method, local.model, local.weights)
-        return Protection(self.privacy, local, simulated=self.simulated)
+    def protected(
+        self,
+        install: Install,
+        kept: Mapping[str, Tensor],
+        local: LocalExchange,  # noqa: ARG002
+    ) -> tuple[LocalExchange, Unprotected]:
+        """See :meth:`DevicePrivacy.protected`. The mechanism starts from what was received alone."""
+        received = install({})
+        check_received(self.method, received.model, received.weights)
+        protection = Protection(self.privacy, received, simulated=self.simulated)
+        protection.before_training()
+        return install(kept), protection
 
 
 class Unprotected:
@@ -386,9 +405,6 @@ class Unprotected:
     """
 
     randomness: Literal["", "keyed", "system"] = ""
-
-    def before_training(self) -> None:
-        """Compute the tensors that must not depend on local training."""
 
     def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
         """Return the prototypes to send in place of the class means of local training."""

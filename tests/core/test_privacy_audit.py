@@ -279,8 +279,7 @@ def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch the refusals off, as if the methods were accepted, and score the devices' own models."""
     for place in (strategies.core.federation, client.privacy):
         monkeypatch.setattr(place, "check_protects", lambda *rest: None)
-    monkeypatch.setattr(DevicePrivacy, "kept_without_noise", lambda self, kept: kept)
-    monkeypatch.setattr(DevicePrivacy, "to_score", lambda self, local: local)
+    monkeypatch.setattr(DevicePrivacy, "received", lambda self, install, kept: install(kept))
     monkeypatch.setattr(client.privacy, "check_scores", lambda *rest, **more: None)
 
 
