@@ -56,7 +56,7 @@ def set_somewhere() -> set[str]:
         for path in (CONF / group).glob("*.yaml"):
             found.update(leaves(read(path)))
     text = ""
-    for path in (ROOT / "server/reproduction/published").glob("*.yaml"):
+    for path in (ROOT / "goldfinch/reproduction/published").glob("*.yaml"):
         text += path.read_text()
     for path in (ROOT / "bench").glob("*.py"):
         text += path.read_text()
@@ -110,7 +110,7 @@ def commands() -> list[str]:
     """Return the commands of the ``goldfinch`` program; those of a group, such as of ``devices``, count as one."""
     import typer.main
 
-    from server.cli import app
+    from goldfinch.cli import app
 
     program: Any = typer.main.get_command(app)
     return sorted(name for name, member in program.commands.items() if not member.hidden)

@@ -302,7 +302,7 @@ def run_here(overrides: list[str]) -> dict[int, float]:
 def run(overrides: list[str]) -> dict[int, float]:
     """`goldfinch run` as a process; the time of day at which each round began."""
     output = Path(next(item for item in overrides if item.startswith("output=")).partition("=")[2])
-    command = [sys.executable, "-m", "server.cli", "run", *overrides]
+    command = [sys.executable, "-m", "goldfinch.cli", "run", *overrides]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if found.returncode:
         raise RuntimeError(f"goldfinch run failed:\n{found.stdout}\n{found.stderr}")

@@ -32,8 +32,8 @@ from bench.rows import append_rows, read_all
 from common.choices import CONF
 from common.settings import RunSettings, load_settings
 from common.wire.messages import SCALED
+from server.run.events import SCALED_EVENT
 from server.run.schema import REPLIES, read_lines
-from server.trackers.events import SCALED_EVENT
 
 RESULTS = Path(__file__).parent / "results" / "honest.csv"
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

@@ -85,9 +85,9 @@ from common.settings import RunSettings, load_settings
 from common.versions import code_sha256
 from common.wire.messages import Answer, Registration, header_of
 from common.wire.payload import Payload
-from server.commands.deployment import LocalDeployment
+from goldfinch.commands.deployment import LocalDeployment
 from server.run.conduct import prepare_output
-from server.trackers.events import plain_lines
+from server.run.events import plain_lines
 from strategies.core.flower import answer_to_fit_res, fit_ins_to_request, registrations_to_properties
 
 CHECKOUT = Path(sys.path[0])

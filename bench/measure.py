@@ -151,7 +151,7 @@ def size_rows(counted: Counted) -> list[tuple[str, str]]:
         ("lines of tests", f"{lines_of('tests', 'py'):,}"),
     ]
     for suffix in ("css", "html"):
-        rows.append((f"product lines of {suffix}", f"{lines_of('server', suffix):,}"))
+        rows.append((f"product lines of {suffix}", f"{lines_of('goldfinch', suffix):,}"))
     rows += [
         ("lines of YAML in conf/", f"{lines_of('conf', 'yaml'):,}"),
         ("files of one FPL round, inline", f"{len(visited)} ({sum(lines[path] for path in visited):,} lines)"),

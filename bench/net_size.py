@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
-from server.results.statistics import paired_difference
+from goldfinch.results.statistics import paired_difference
 
 RESULTS = Path(__file__).parent / "results" / "net_size.csv"
 SEEDS = (0, 1, 2)

@@ -33,7 +33,7 @@ from bench.measuring import arguments, start
 from bench.ratios import append, compare, in_turn, quantity
 from common.wire.messages import Request
 from common.wire.payload import TENSOR_TYPE
-from server.commands.deployment import IN_MEMORY
+from goldfinch.commands.deployment import IN_MEMORY
 from strategies.core.flower import OK_METRICS, request_to_fit_ins
 
 RESULTS = Path(__file__).parent / "results" / "objects.csv"

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, start
 from bench.rows import append_rows, read_all
-from server.results.overrides import repeat_command
-from server.results.run import RunFolder, find_runs
+from goldfinch.results.overrides import repeat_command
+from goldfinch.results.run import RunFolder, find_runs
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "runs.csv"
 TINY = ("method=fedavg", "train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.device=cpu")

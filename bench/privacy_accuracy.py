@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from bench.rows import append_rows, mean_and_spread, read_all
 from common.settings import load_settings
+from goldfinch.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.engines.inline import InlineEngine
-from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -46,8 +46,8 @@ from common.privacy import clip_rows, gaussian
 from common.prototypes import class_means
 from common.settings import RunSettings, load_settings
 from common.wire.payload import Payload
+from goldfinch.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.engines.inline import InlineEngine
-from server.results.figures.charts import line_style, new_figure, plain_axes, save
 from server.run.conduct import prepare_output, run_federation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from bench.ratios import Ratio, append, compare, quantity, wait_until_quiet
 from common.settings import load_settings
-from server.commands.deployment import CONNECTION, LocalDeployment
+from goldfinch.commands.deployment import CONNECTION, LocalDeployment
 from server.flower.processes import flower_environment, program
 from server.run.conduct import prepare_output
 

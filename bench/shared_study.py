@@ -66,7 +66,17 @@ def study(count: int, folder: Path, options: argparse.Namespace) -> float:
     Raises:
         RuntimeError: one failed.
     """
-    words = [sys.executable, "-P", "-m", "server.cli", "compare", "--methods", "fedprox", "data=glyphs", "model=small"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "goldfinch.cli",
+        "compare",
+        "--methods",
+        "fedprox",
+        "data=glyphs",
+        "model=small",
+    ]
     words += [f"train.rounds={options.rounds}", "train.local_steps=10", "train.device=cpu", "train.threads=1"]
     words += ["protocol.samples=100", "rounds.test_samples=50", "--studies=1", "--runs=1", "--batch=4"]
     words += [f"--trials={options.trials}", f"--output={folder / 'study'}"]

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, start
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
-from server.results.run import RunFolder
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.run.conduct import prepare_output
 
 CHOSEN = ["method=fedavg", "data=glyphs", "data.domains=[printed]", "model=resnet10", "protocol.samples=24"]

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "own_metric": ("common.own_metric",),
     "privacy": ("common.privacy",),
     "protocol": ("common.data.protocols",),
-    "tracker": ("server.trackers",),
+    "tracker": ("goldfinch.trackers", "server.run.trackers"),
     "views": ("common.data.views",),
 }
 """Goldfinch's packages and modules that a configuration may import from, by group."""

@@ -29,7 +29,7 @@ from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overlays import Overlay
 from common.overrides import parse_overrides, quoted_override, unescaped
-from common.versions import CODE
+from common.versions import OURS
 
 _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
@@ -282,7 +282,7 @@ def _groups_of_own_classes(base: Mapping[str, Any]) -> list[str]:
     for group, node in base.items():
         if isinstance(node, dict) and "_target_" in node:
             package = str(node["_target_"]).partition(".")[0]
-            if package not in CODE:
+            if package not in OURS:
                 found.append(group)
     return found
 

@@ -42,7 +42,7 @@ from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
 from common.text import printable, warn_once
-from common.versions import CODE, code_sha256
+from common.versions import OURS, code_sha256
 
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
@@ -348,7 +348,7 @@ class RunSettings:
         found: set[str] = set()
         for _, name in imports_of(self.raw):
             package = str(name).partition(".")[0]
-            if package not in CODE:
+            if package not in OURS:
                 found.add(package)
         return tuple(sorted(found))
 
@@ -518,7 +518,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
 def is_described_by_no_file(raw: Mapping[str, Any], group: str) -> bool:
     """Return whether a group's class is the user's own or was chosen by its dotted name: no file has its defaults."""
     target = str(raw[group].get("_target_", "common."))
-    return target.partition(".")[0] not in CODE or raw.get("choices", {}).get(group) == target
+    return target.partition(".")[0] not in OURS or raw.get("choices", {}).get(group) == target
 
 
 def completed(node: Mapping[str, Any], value: Any) -> dict[str, Any]:

@@ -24,11 +24,11 @@ PACKAGES = (
     "safetensors",
     "triton",
 )
-CODE = ("common", "strategies", "client", "server", "conf")
-"""The packages that a run computes with."""
+CODE = ("common", "strategies", "client", "server")
+"""The packages that compute. The code hash is over their files. They import no other package of Goldfinch."""
 
-INTERFACE = "goldfinch"
-"""The package that a user's classes import names from. It has none of its own that a round uses."""
+OURS = (*CODE, "goldfinch", "conf")
+"""All packages. ``goldfinch`` starts runs and reads them; the values of ``conf`` are in a run's identity."""
 
 
 def place_of(package: str) -> Path | None:
@@ -44,7 +44,7 @@ def place_of(package: str) -> Path | None:
 
 @lru_cache
 def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return 16 hex digits for each file of source and configuration, by its path.
+    """Return 16 hex digits for each file of the code that computes, by its path.
 
     Files are read once per process, as they are imported once.
 
@@ -80,7 +80,7 @@ def hash_of_files(files: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
-def shadows(folders: Iterable[str], packages: Sequence[str] = CODE[:4]) -> list[str]:
+def shadows(folders: Iterable[str], packages: Sequence[str] = CODE) -> list[str]:
     """Return the files in ``folders`` that Python would import in place of ``packages`` of the application.
 
     The search ends at a folder with an application; if it is another one, the hashes of code differ.

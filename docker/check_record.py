@@ -18,7 +18,7 @@ from typing import Any
 
 from common.errors import GoldfinchError
 from common.wire.messages import trained
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 
 MAX_ROUNDS_AWAY = 2
 """Rounds after the one in which a node is killed in which it may still be missing."""

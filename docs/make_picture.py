@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, start
 from common.settings import load_settings
+from goldfinch.results.figures.charts import new_figure, plain_axes, save
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
-from server.results.figures.charts import new_figure, plain_axes, save
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}

@@ -1,6 +1,6 @@
 """``python -m goldfinch`` is the command ``goldfinch``."""
 
-from server.cli import main
+from goldfinch.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,8 +13,8 @@ from server.run.signals import terminable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from server.results.frames import Values
-    from server.study.ranking import RankedMethod
+    from goldfinch.results.frames import Values
+    from goldfinch.study.ranking import RankedMethod
 
 
 def compare(
@@ -67,12 +67,12 @@ def compare(
         ConfigError: a setting is not valid, the folder holds another comparison, or no method has a result.
     """
     from common.extras import libraries_of
-    from server.commands.sweep import default_output
-    from server.results.sheets import pandas_library
+    from goldfinch.commands.sweep import default_output
+    from goldfinch.results.sheets import pandas_library
 
     with libraries_of("tune", "goldfinch compare"):
-        from server.study import compare as study
-    from server.study.rules import Rules
+        from goldfinch.study import compare as study
+    from goldfinch.study.rules import Rules
 
     given = (*overrides_of(settings, keywords), *overrides)
     rules = Rules(studies, trials, runs, tuple(scores), weighting, batch)

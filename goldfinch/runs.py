@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from common.exports.model import TrainedModel
     from common.prototypes import PrototypeSet
-    from server.results.frames import Values
-    from server.results.run import RunFolder
+    from goldfinch.results.frames import Values
+    from goldfinch.results.run import RunFolder
 
 NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
@@ -37,7 +37,7 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        from server.results.run import RunFolder
+        from goldfinch.results.run import RunFolder
 
         self.folder = Path(folder)
         self.records: RunFolder = RunFolder(self.folder)
@@ -130,7 +130,7 @@ class Run:
     @property
     def history(self) -> pd.DataFrame:
         """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
-        from server.results.frames import record_frame
+        from goldfinch.results.frames import record_frame
 
         return record_frame(list(map(score_row, self.records.scores)), NUMBERS)
 
@@ -140,7 +140,7 @@ class Run:
 
         Average and worst of a round that lacks a domain are NaN.
         """
-        from server.results.sheets import pandas_library
+        from goldfinch.results.sheets import pandas_library
 
         rows: dict[int, dict[str, Any]] = {}
         for score in self.records.round_scores:
@@ -155,7 +155,7 @@ class Run:
     @property
     def replies(self) -> pd.DataFrame:
         """One row per round, exchange and client: status, samples, steps, losses, seconds, bytes."""
-        from server.results.frames import record_frame
+        from goldfinch.results.frames import record_frame
 
         return record_frame(list(map(reply_row, self.records.replies)), NUMBERS)
 
@@ -169,7 +169,7 @@ class Run:
         Raises:
             ConfigError: no confusion counts were recorded for the domain in that round.
         """
-        from server.results.sheets import pandas_library
+        from goldfinch.results.sheets import pandas_library
 
         found = self._counts(round_number)
         if domain not in found:
@@ -231,7 +231,7 @@ class Run:
         Raises:
             ConfigError: the round has no confusion counts.
         """
-        from server.results.sheets import pandas_library
+        from goldfinch.results.sheets import pandas_library
 
         found = self._counts(round_number)
         rows: dict[str, dict[str, float]] = {}
@@ -252,7 +252,7 @@ class Run:
         Raises:
             ConfigError: the round has no confusion counts.
         """
-        from server.results.sheets import pandas_library
+        from goldfinch.results.sheets import pandas_library
 
         found = self._counts(round_number)
         names = self.records.class_names
@@ -278,9 +278,9 @@ class Run:
 
         The average has no point in a round that lacks a domain.
         """
-        from server.results.curves import accuracy_curves
-        from server.results.figures.charts import draw_curves, legend, new_figure, plain_axes
-        from server.results.seeds import Value
+        from goldfinch.results.curves import accuracy_curves
+        from goldfinch.results.figures.charts import draw_curves, legend, new_figure, plain_axes
+        from goldfinch.results.seeds import Value
 
         curves: dict[str, dict[int, Value]] = {}
         for name, points in accuracy_curves(self.records).items():
@@ -298,7 +298,7 @@ class Run:
         Args:
             path: where to write it; ``None`` writes ``report.html`` into the run's folder.
         """
-        from server.results.report.page import write_report
+        from goldfinch.results.report.page import write_report
 
         if path is not None:
             path = Path(path)
@@ -311,7 +311,7 @@ class Run:
             client: return the model of this client, for methods with a model for each client.
             chosen: ``last``, ``best`` by validation, or the number of a round with a checkpoint.
         """
-        from server.commands.export import trained_model
+        from goldfinch.commands.export import trained_model
 
         return trained_model(self.folder, client=client, chosen=chosen)
 
@@ -340,7 +340,7 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
     """
     from common.config import compose_config
     from common.settings import settings_of
-    from server.commands import running
+    from goldfinch.commands import running
 
     given = [*overrides_of(settings, keywords), *overrides]
     chosen = settings_of(compose_config(given))
@@ -375,7 +375,7 @@ def resume(
     Raises:
         CheckpointError: the run cannot be resumed; its folder is as it was.
     """
-    from server.commands import running
+    from goldfinch.commands import running
 
     given = [*overrides_of(settings, keywords), *overrides]
     with terminable():
@@ -413,8 +413,8 @@ class Runs(list[Run]):
         Raises:
             ConfigError: no run was scored, a run lacks the metric, a label fits no row, or the rule is unknown.
         """
-        from server.results.frames import wide_table
-        from server.results.table import boards_of
+        from goldfinch.results.frames import wide_table
+        from goldfinch.results.table import boards_of
 
         if rule not in RULES:
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
@@ -431,7 +431,7 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
     Raises:
         ConfigError: a folder is missing or holds no run.
     """
-    from server.results.run import find_runs
+    from goldfinch.results.run import find_runs
 
     return Runs([Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)])
 
@@ -456,7 +456,7 @@ def sweep(
         jobs: runs at a time.
         keywords: as in :func:`run`; a list or range has one run for each value.
     """
-    from server.commands import sweep as command
+    from goldfinch.commands import sweep as command
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
     folder = Path(output or command.default_output("sweep", given))

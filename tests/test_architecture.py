@@ -167,7 +167,7 @@ def test_which_statuses_trained_is_stated_in_one_place() -> None:
         assert not re.search(r"""status[^\n]{0,10}==\s*['"](trained|scaled)""", path.read_text()), path
 
 
-STATUS_NAMED = {"server/results/report/results.py", "strategies/fdse.py"}
+STATUS_NAMED = {"goldfinch/results/report/results.py", "strategies/fdse.py"}
 """Where the words name a column of the report, or a choice of a method's own."""
 
 

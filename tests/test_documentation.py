@@ -20,7 +20,7 @@ from support.own import forget
 from common.choices import trust
 from common.config import build
 from common.settings import load_settings, with_method
-from server.cli import main
+from goldfinch.cli import main
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 

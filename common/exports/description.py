@@ -1,4 +1,4 @@
-"""The description of an exported model: ``model.json`` for programs, ``README.md`` (the model card) for people."""
+"""The description of an exported model for programs: ``model.json``."""
 
 import json
 from collections.abc import Mapping
@@ -11,19 +11,13 @@ from common.data.batches import Normalisation
 from common.data.domain import ImageSize
 from common.data.image_files import Reading, Resize
 from common.errors import CheckpointError, ConfigError
-from common.metrics import named_missing
 from common.regular_files import read_small
 from common.storage import check_run_id
 from common.versions import VERSION
 from common.wire.messages import OwnVersion
 
-DESCRIPTION, CARD = "model.json", "README.md"
+DESCRIPTION = "model.json"
 NO_LICENCE = "not stated"
-RESIZED = {
-    "squash": "whole images resized bilinearly",
-    "crop": "the centre square of images, resized bilinearly",
-    "pad": "images padded with black to a square, resized bilinearly",
-}
 
 
 @checked
@@ -98,72 +92,6 @@ class Description:
     def reading(self) -> Reading:
         """How image files become arrays."""
         return Reading(self.resize, self.value_range, self.page)
-
-    def card(self) -> str:
-        """Return the model card, in Markdown."""
-        owner = "one model of all clients"
-        if self.client:
-            owner = f"the own model of {self.client}"
-        lines = [
-            f"# {_inline(self.method)} on {_inline(self.data['name'])}",
-            f"\nTrained by federated learning (Goldfinch {self.goldfinch}): {_inline(f'{owner}, {self.chosen}')}.\n",
-            "| | |\n|---|---|",
-        ]
-        for name, text in self._card_rows().items():
-            lines.append(f"| {_inline(name)} | {_inline(text)} |")
-        for note in self.notes:
-            lines.append(f"\n{_inline(note)}")
-        lines.append("\nIts accuracy on other domains is not known: `goldfinch evaluate` measures it.\n")
-        return "\n".join(lines)
-
-    def _card_rows(self) -> dict[str, str]:
-        """Return the rows of the card's table: text by name."""
-        size = self.image_size
-        files = "0 to 255 of 8-bit files and 0 to 65535 of 16-bit files"
-        if self.value_range:
-            files = f"{self.value_range[0]:g} to {self.value_range[1]:g} of files"
-        resized = f"turned upright by EXIF, {RESIZED[self.resize]}; {files} are 0 to 1"
-        if self.page > 1:
-            resized += f"; page {self.page} of a TIFF"
-        rows = {
-            "classes, in order": ", ".join(self.classes),
-            "`images`": f"input: RGB, `[N, 3, {size}, {size}]`, float32 in 0..1, {resized}",
-            "`probabilities`": "output `[N, K]`; normalisation and softmax are part of the graph",
-            "`features`": "output `[N, D]`: the classifier's input",
-        }
-        if self.prototypes:
-            rows["`distances`"] = "output `[N, K]`: cosine distance to each class's nearest prototype; 2 without one"
-            threshold = self.prototypes.get("threshold")
-            if threshold is not None:
-                rows["none of the classes"] = f"smallest distance above {threshold:.4f}; {self.prototypes['rule']}"
-        rows["trained on"] = f"{', '.join(self.data['domains'])}; protocol {self.data['protocol']}"
-        if self.score:
-            text = ", ".join(f"{name} {value:.2f}" for name, value in self.score["accuracy"].items())
-            missing = self.score.get("missing", {})
-            if missing:
-                text += f"; PARTIAL, without {named_missing(missing)}"
-            rows[self.score["rule"]] = text
-        if self.privacy:
-            rows["differential privacy of training"] = _privacy_text(self.privacy)
-        rows["licence"] = self.licence
-        for entry in self.files.values():
-            rows[f"`{entry['name']}`"] = f"{entry['bytes']:,} bytes, SHA-256 `{entry['sha256']}`"
-        return rows
-
-
-def _inline(text: str) -> str:
-    """Return a text that stays in its line and in its cell of a Markdown table, and holds no HTML."""
-    line = " ".join(text.split())
-    return line.replace("|", "\\|").replace("<", "&lt;")
-
-
-def _privacy_text(privacy: Mapping[str, Any]) -> str:
-    """Return the card's text on a run's differential privacy."""
-    covers = f"covers {', '.join(privacy['covers'])} ({privacy['neighbours']})"
-    if privacy["conditions"]:
-        return f"no epsilon: {'; '.join(privacy['conditions'])}; {covers}"
-    largest = max((value for value in privacy["epsilon"].values() if value is not None), default=None)
-    return f"epsilon at most {largest} at delta {privacy['delta']:g} for each client; {covers}"
 
 
 def read_description(folder: Path) -> Description:

@@ -30,12 +30,12 @@ from common.errors import ConfigError, EngineError
 from common.extras import install_command
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
-from common.versions import CODE, INTERFACE, VERSION
+from common.versions import OURS, VERSION
 from server.flower.cluster import Machine, find_cluster, places_on
 from server.flower.processes import answer_in, ask_flower, check_connection, flower_environment, flower_home, program
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
-from server.trackers.events import Listener
-from server.trackers.tail import Tail
+from server.run.events import Listener
+from server.run.tail import Tail
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -339,7 +339,7 @@ def write_bundle(folder: Path, client_app: str = CLIENT_APP) -> Path:
         client_app: the ClientApp, as ``module:name``.
     """
     folder.mkdir(parents=True)
-    for package in (*CODE, INTERFACE):
+    for package in OURS:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     for group in CONF.iterdir():
         if not group.is_dir():

@@ -21,13 +21,13 @@ from common.versions import package_versions, processor
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
+from server.run.events import Listener
 from server.run.history import CSV_COPIES, EARLIER, PARTS, History
 from server.run.measures import described, resolutions_of
 from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
 from server.run.schema import REPLIES, stream_lines
-from server.trackers.base import tracker_settings, tracking
-from server.trackers.events import Listener
+from server.run.trackers import tracker_settings, tracking
 from strategies.core.last_batch import joined_clients
 from strategies.core.method import Method
 

@@ -14,8 +14,8 @@ from common.errors import ConfigError
 from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
+from server.run.events import COUNTS_LESS_EVENT, WAITING_EVENT, Listener
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines, stream_lines
-from server.trackers.events import COUNTS_LESS_EVENT, WAITING_EVENT, Listener
 
 PARTS = ("weights", "prototypes", "extra", "header")
 """Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""

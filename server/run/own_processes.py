@@ -45,7 +45,7 @@ class OwnProcesses:
         Raises:
             EngineError: the group was ended.
         """
-        command = [sys.executable, "-P", "-m", "server.cli", *words]
+        command = [sys.executable, "-P", "-m", "goldfinch.cli", *words]
         command += folder_options()
         errors = None
         if log is not None:

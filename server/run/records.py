@@ -23,9 +23,9 @@ from common.wire.messages import Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
 from server.run.engine import MAX_REASON, Failure
+from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from server.run.history import History
 from server.run.measures import FurtherMeasures
-from server.trackers.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 

@@ -20,9 +20,9 @@ from common.text import printable, shell_line
 from common.versions import code_files, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
+from server.run.events import Listener
 from server.run.history import History, append_lines, check_version
 from server.run.schema import EVENTS, read_lines
-from server.trackers.events import Listener
 
 MAX_NAMED = 5
 """Largest number of changed settings, files and packages that a message names."""

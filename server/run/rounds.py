@@ -25,12 +25,12 @@ from server.run.accounting import PrivacyAccount
 from server.run.attacked import AttackedEngine
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure
+from server.run.events import Listener
 from server.run.measures import described
 from server.run.records import Recorder
 from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, best_of, open_run, take_over
 from server.run.schema import REPLIES
 from server.run.signals import Terminated
-from server.trackers.events import Listener
 from strategies.core.federation import Closing, Federation, Outcome, Reply
 from strategies.core.method import Client, Method, ServerContext
 

@@ -13,7 +13,7 @@ from support.own import forget
 from common.run_config import read_config
 from common.settings import load_settings, settings_of
 from common.text import warn_once
-from server.cli import main
+from goldfinch.cli import main
 
 OWN = '''
 """A data set, a network and a method of somebody's own."""

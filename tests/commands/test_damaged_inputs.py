@@ -22,9 +22,9 @@ from PIL import Image
 from support.faults import small_disk, trials
 
 from common import choices
-from server.cli import main
-from server.commands.program import TRACEBACK
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands.program import TRACEBACK
+from goldfinch.results.run import RunFolder
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
 from server.run.rounds import KEY_BITS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from server.cli import main
-from server.commands.public_report import REPORT, Names
+from goldfinch.cli import main
+from goldfinch.commands.public_report import REPORT, Names
 
 CLASSES = ("zebrafish", "quokka")
 DOMAINS = ("Kiel", "ward nine")

@@ -13,13 +13,13 @@ import typer
 from flwr.common.config import parse_config_args
 from support.scripts import ROOT
 
-import server.cli
+import goldfinch.cli
 from common.choices import choices_of
 from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
-from server.commands import reproduce, sweep
-from server.commands.program import items_of, seeds_of
-from server.study.rules import Rules, entrants_of
+from goldfinch.commands import reproduce, sweep
+from goldfinch.commands.program import items_of, seeds_of
+from goldfinch.study.rules import Rules, entrants_of
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
@@ -141,7 +141,7 @@ def test_a_command_of_a_page_is_taken(line: str, tmp_path: Path) -> None:
         if not any(part in line for part in NOT_COMPOSED):
             check_flower(words)
         return
-    group = typer.main.get_command(server.cli.app)
+    group = typer.main.get_command(goldfinch.cli.app)
     assert isinstance(group, click.Group)
     if words[1].startswith("--"):
         group.make_context("goldfinch", words[1:], resilient_parsing=True)

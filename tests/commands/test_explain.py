@@ -11,9 +11,9 @@ import yaml
 from common.choices import CONF, choices_of
 from common.config import compose_config
 from common.errors import ConfigError
-from common.explanation import explain
 from common.settings import load_settings
-from server.cli import main
+from goldfinch.cli import main
+from goldfinch.explanation import explain
 
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 WITHOUT_TEXT = ("engine", "experiment", "printed", "tuned", "tracker")
@@ -31,7 +31,7 @@ def of_its_file(overrides: Sequence[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in WITHOUT_TEXT])
 def test_every_setting_of_every_choice_has_a_type_and_a_meaning(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.explanation.compose_config", of_its_file)
+    monkeypatch.setattr("goldfinch.explanation.compose_config", of_its_file)
     whole = "_target_" not in compose_config(())[group]
     for choice, path in choices_of(group).items():
         if not whole and "_target_:" not in path.read_text():

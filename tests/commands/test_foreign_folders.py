@@ -19,10 +19,10 @@ from common import choices
 from common.choices import choices_of
 from common.config import CONF, class_of
 from common.settings import RoundSettings, TrainSettings
-from server.cli import main
-from server.commands import running
-from server.commands import sweep as sweep_module
-from server.commands.running import PLACES
+from goldfinch.cli import main
+from goldfinch.commands import running
+from goldfinch.commands import sweep as sweep_module
+from goldfinch.commands.running import PLACES
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 
@@ -408,7 +408,7 @@ def test_a_resumed_run_joins_the_ray_cluster_that_its_user_names(
 def test_the_user_s_own_folder_goes_on_with_its_tracker(how: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     place = tmp_path / "elsewhere"
-    settings = {"_target_": "server.trackers.tensorboard.TensorBoard", "folder": str(place)}
+    settings = {"_target_": "goldfinch.trackers.tensorboard.TensorBoard", "folder": str(place)}
     changed(folder, with_choice("tracker", "tensorboard", settings))
     words = {"the setting": [f"tracker.folder={place}"], "csv": ["tracker=csv"], "--trust": ["--trust"]}[how]
     assert main(["resume", str(folder), "train.rounds=2", *words, "--quiet"]) == 0

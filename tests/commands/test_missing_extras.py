@@ -21,7 +21,7 @@ class Blocked:
         if name.partition(".")[0] == {module!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocked())
-from server.cli import main
+from goldfinch.cli import main
 raise SystemExit(main({words!r}))
 """
 

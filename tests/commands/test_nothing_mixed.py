@@ -13,11 +13,11 @@ from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.settings import RunSettings
-from server.cli import main
-from server.commands.sweep import Job, check_folder, default_output
-from server.reproduction.pages import _codes
-from server.results.groups import group_runs
-from server.results.run import RunFolder, find_runs
+from goldfinch.cli import main
+from goldfinch.commands.sweep import Job, check_folder, default_output
+from goldfinch.reproduction.pages import _codes
+from goldfinch.results.groups import group_runs
+from goldfinch.results.run import RunFolder, find_runs
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 

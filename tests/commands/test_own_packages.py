@@ -21,12 +21,12 @@ from common.overlays import overlay_text
 from common.overrides import escaped, quoted_override, unescaped
 from common.settings import load_settings, settings_of
 from common.versions import code_files, code_sha256, place_of
-from server.cli import main
-from server.commands import sweep as sweep_module
-from server.commands.sweep import plan
+from goldfinch.cli import main
+from goldfinch.commands import sweep as sweep_module
+from goldfinch.commands.sweep import plan
+from goldfinch.results.run import RunFolder
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
-from server.results.run import RunFolder
 from server.run.own_processes import OwnProcesses
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]

@@ -15,9 +15,9 @@ from support.toy import toy_settings
 import goldfinch as gf
 from common.errors import CheckpointError
 from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS
-from server.cli import main
-from server.commands import running
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands import running
+from goldfinch.results.run import RunFolder
 
 TINY = ["method=fpl", "data=glyphs", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
 BEGAN = [*TINY, "train.rounds=4", "protocol.validation=0.25"]

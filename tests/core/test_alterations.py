@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.alterations import ALTERATIONS, WHOSE
 from common.run_config import flat
 from common.settings import load_settings
-from server.cli import main
+from goldfinch.alterations import ALTERATIONS, WHOSE
+from goldfinch.cli import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 

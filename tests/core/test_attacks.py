@@ -17,11 +17,11 @@ from common.prototypes import PrototypeSet
 from common.settings import check_deployable, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
+from goldfinch.results.frames import json_table, score_sheet
+from goldfinch.results.groups import group_runs
+from goldfinch.results.report.results import title
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
-from server.results.frames import json_table, score_sheet
-from server.results.groups import group_runs
-from server.results.report.results import title
-from server.results.run import RunFolder
 from server.run.rounds import RoundLoop
 from strategies.core import attacks
 from strategies.core.attacks import Attack, Seen

@@ -20,7 +20,7 @@ from common.settings import TrainSettings
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.trackers.events import describe
+from server.run.events import describe
 from strategies.core.bounds import MAX_RATIO, MEMORY, STILL, Bounds
 from strategies.core.method import Client, Update, UploadSpec
 

@@ -15,8 +15,8 @@ from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
 from common.scores import COLUMNS, score_row
 from common.storage import GlobalState, read_tensors, write_tensors
-from server.commands.report import write_csv
-from server.results.run import RunFolder
+from goldfinch.commands.report import write_csv
+from goldfinch.results.run import RunFolder
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
 from server.run.history import REPLY_COLUMNS, History, reply_row

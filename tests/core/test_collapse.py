@@ -10,9 +10,9 @@ import goldfinch as gf
 from bench.normalisation import write_shapes
 from common.metrics import ClassTotals
 from common.settings import load_settings
+from server.run.events import describe
 from server.run.history import read_lines
 from server.run.records import chance, one_class, remedies
-from server.trackers.events import describe
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from common.choices import CONF
 from common.data.batches import Augmentation
 from common.errors import ConfigError, EngineError
 from common.settings import RunSettings, load_settings
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 from strategies.core.method import build_model
 
 PLAIN = Augmentation(mean=(0.5,), std=(0.25,))

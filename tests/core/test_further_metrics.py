@@ -37,14 +37,14 @@ from common.scores import recorded_values
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
-from server.cli import main
-from server.commands.evaluate import measures
-from server.results.groups import group_runs
-from server.results.report.page import render
-from server.results.run import RunFolder, find_runs
+from goldfinch.cli import main
+from goldfinch.commands.evaluate import measures
+from goldfinch.results.groups import group_runs
+from goldfinch.results.report.page import render
+from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.trackers.scalars import scalars
 from server.run.measures import resolutions_of
 from server.run.schema import read_lines
-from server.trackers.scalars import scalars
 from strategies.core.gate import Gate
 from strategies.core.method import Client, UploadSpec
 from tests.support.records import rewrite

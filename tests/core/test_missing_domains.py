@@ -19,7 +19,7 @@ from common.scores import round_scores, scores_by_values
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.trackers.events import describe, plain_lines
+from server.run.events import describe, plain_lines
 
 
 def silent(client: str, rounds: Sequence[int]) -> Callable[[Request, Payload], Payload]:

@@ -20,8 +20,8 @@ from common.settings import with_method
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.cli import main
-from server.commands.sweep import plan
+from goldfinch.cli import main
+from goldfinch.commands.sweep import plan
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import prepare_output, run_federation

@@ -16,8 +16,8 @@ from common.overlays import GROUPS, NONE, find_overlay, overlay_text, printed_va
 from common.overrides import quoted_override
 from common.run_config import flat
 from common.settings import load_settings
-from server.commands import sweep
-from server.reproduction.published import published_table
+from goldfinch.commands import sweep
+from goldfinch.reproduction.published import published_table
 
 FILES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml")) if path.stem != NONE]
 PRINTED = [(name.partition("_on_")[0], name.partition("_on_")[2]) for group, name in FILES if group == "printed"]

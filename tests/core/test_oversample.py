@@ -20,13 +20,13 @@ from common.errors import ConfigError
 from common.settings import RoundSettings, load_settings
 from common.wire.messages import Answer, header_of
 from common.wire.payload import Payload
+from goldfinch.results.run import RunFolder as Record
+from goldfinch.trackers.live import LiveView
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
-from server.results.run import RunFolder as Record
 from server.run.accounting import ReleaseCounts
 from server.run.engine import ENOUGH
-from server.trackers.events import Subject, describe
-from server.trackers.live import LiveView
+from server.run.events import Subject, describe
 from strategies.core.federation import Closing
 from strategies.core.flower import answer_to_fit_res
 

@@ -22,10 +22,11 @@ from common.exports.description import read_description
 from common.settings import RunSettings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.commands.export import export
-from server.commands.sweep import Job, privacy_lines
-from server.results.report.page import write_report
-from server.results.run import RunFolder
+from goldfinch.commands.export import export
+from goldfinch.commands.sweep import Job, privacy_lines
+from goldfinch.results.report.page import write_report
+from goldfinch.results.run import RunFolder
+from goldfinch.study.rules import Rules, entrants_of
 from server.run.accounting import (
     LEDGER,
     ReleaseCounts,
@@ -35,7 +36,6 @@ from server.run.accounting import (
     total_reports,
     with_conditions,
 )
-from server.study.rules import Rules, entrants_of
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
 

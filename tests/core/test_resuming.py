@@ -26,16 +26,16 @@ from common.run_config import read_config
 from common.settings import RunSettings, load_settings
 from common.storage import GlobalState
 from common.versions import code_files, package_versions
-from server.cli import main
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder
+from goldfinch.trackers.live import LiveView
 from server.engines.inline import InlineEngine
 from server.flower.submit import _following
-from server.results.run import RunFolder
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
+from server.run.events import Subject
 from server.run.history import History
 from server.run.resume import KILLED
-from server.trackers.events import Subject
-from server.trackers.live import LiveView
 
 
 def settings(folder: Path, rounds: int = 1, method: str = "fedavg", **more: Any) -> RunSettings:

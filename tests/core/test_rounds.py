@@ -17,7 +17,7 @@ from common.settings import with_method
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 from server.run.checkpoint import BEST, Checkpoints
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure

@@ -11,7 +11,7 @@ import pytest
 
 from common.metrics import METRICS
 from common.scores import RunScores
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 from server.run.schema import read_lines
 from tests.support.runs import Run, run
 from tests.support.toy import toy_settings

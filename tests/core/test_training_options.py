@@ -21,9 +21,9 @@ from common.errors import ConfigError
 from common.losses import balanced_weights, cross_entropy
 from common.run_config import ADDED_SETTINGS
 from common.settings import RunSettings, TrainSettings, load_settings
-from server.commands.sweep import Job
-from server.results.run import RunFolder
-from server.trackers.events import describe
+from goldfinch.commands.sweep import Job
+from goldfinch.results.run import RunFolder
+from server.run.events import describe
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
 """FedADG smooths labels by a setting of its own."""

@@ -24,8 +24,8 @@ from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.cli import main
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from strategies.core.participants import Registry
 

@@ -19,9 +19,9 @@ from common.errors import PayloadError
 from common.text import FORMULA, printable
 from common.wire.messages import MAX_ENTRIES, Answer, Registration, Request, read_header
 from common.wire.payload import Payload
+from goldfinch.trackers.live import LiveView
 from server.run.engine import MAX_REASON, MAX_TRACEBACK, Failure
-from server.trackers.events import Subject
-from server.trackers.live import LiveView
+from server.run.events import Subject
 from strategies.core.codec import MAX_REGISTERED, read_registrations, write_registrations
 
 ODD = {

@@ -22,7 +22,7 @@ from common.data.office_home import OfficeHome
 from common.data.pacs import PACS
 from common.data.vlcs import VLCS
 from common.errors import DataError
-from server.cli import main
+from goldfinch.cli import main
 
 OFFICE = dict.fromkeys(OfficeCaltech().class_names, 2)
 SMALL = ["train.rounds=1", "train.local_steps=1", "train.batch_size=4", "model=small", "engine=inline", "--quiet"]

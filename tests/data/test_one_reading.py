@@ -19,9 +19,10 @@ from common.data.digit_files import read_class_folders, read_listed
 from common.data.folder import Folder
 from common.data.image_files import Reading, decode, decode_each, decode_image
 from common.data.office_caltech import OfficeCaltech
-from common.exports.description import RESIZED, Description
+from common.exports.description import Description
 from common.exports.model import TrainedModel
-from server.commands.evaluate import warn_of_reading
+from goldfinch.commands.evaluate import warn_of_reading
+from goldfinch.exports.card import RESIZED, model_card
 
 SIZE = 8
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "use-the-model.md"
@@ -159,7 +160,7 @@ def test_the_service_on_the_page_reads_as_the_model_does(reading: Reading, tmp_p
 
 
 def test_a_model_says_how_it_reads_images() -> None:
-    plain, ranged = described().card(), described(Reading("crop", (0, 4095), 2)).card()
+    plain, ranged = model_card(described()), model_card(described(Reading("crop", (0, 4095), 2)))
     for words in ("RGB", "[N, 3, 8, 8]", "upright by EXIF", RESIZED["squash"]):
         assert words in plain
     for words in (RESIZED["crop"], "0 to 4095", "page 2"):

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import ConfigError
+from goldfinch.cli import main
 from server.admission.certificates import Certificates, ensure
 from server.admission.enrolment import Enrolment
-from server.cli import main
 
 
 def handshake(server: Certificates, authority: Path, name: str) -> str:

@@ -15,10 +15,10 @@ from support.faults import wait_until
 from support.federation import ROOT, wait_until_ended
 
 from common.errors import EngineError
+from goldfinch.cli import main
+from goldfinch.commands.deployment import LocalDeployment
+from goldfinch.commands.doctor import clock_difference, what_is_wrong
 from server.admission.certificates import ensure
-from server.cli import main
-from server.commands.deployment import LocalDeployment
-from server.commands.doctor import clock_difference, what_is_wrong
 from server.flower.processes import flower_environment, program
 
 CLOCKS = {"ahead": 3600, "behind": -3600, "late": -120}

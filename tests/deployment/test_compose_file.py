@@ -15,7 +15,7 @@ import yaml
 from support.federation import ROOT
 
 from common.settings import load_settings
-from server.commands.deployment import MAX_NODES_IN_FILE, store_for
+from goldfinch.commands.deployment import MAX_NODES_IN_FILE, store_for
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -259,7 +259,7 @@ def test_no_package_of_the_image_needs_ray() -> None:
         "        if name.split('.')[0] == 'ray':\n"
         "            raise ImportError('ray is not in the image')\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "import server.app, client.app, server.flower.submit, server.cli, server.commands.membership\n"
+        "import server.app, client.app, server.flower.submit, goldfinch.cli, goldfinch.commands.membership\n"
         "assert 'ray' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

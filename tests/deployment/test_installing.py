@@ -155,7 +155,7 @@ def test_what_was_deleted_is_not_built_again_and_a_source_archive_is_whole(tmp_p
             return [name.partition("/")[2] for name in archive.getnames()]
 
     first = build("build_wheel")
-    assert {"strategies/fdse.py", "goldfinch/py.typed", "common/papers.yaml"} <= set(first)
+    assert {"strategies/fdse.py", "goldfinch/py.typed", "goldfinch/papers.yaml"} <= set(first)
     (wheel,) = (tmp_path / "built").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in first if name.endswith("/METADATA")]
@@ -288,7 +288,7 @@ sys.meta_path[:] = [Installed(finder) for finder in sys.meta_path]
 import client.app, client.resident.__main__
 from client.node import answer_question
 from client.resident.messages import Question
-from server.cli import main
+from goldfinch.cli import main
 overrides = {overrides!r}
 place = {{"domain": "a", "data-dir": {data!r}, "state-dir": {data!r} + "/../state"}}
 reply = answer_question(Question("register", 1, {{"overrides": " ".join(overrides)}}, place))

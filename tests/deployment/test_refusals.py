@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from support.federation import NGINX, start_proxy, start_stranger, wait_until_ended
 
+from goldfinch.commands.deployment import LocalDeployment
 from server.admission.certificates import Certificates, ensure
-from server.commands.deployment import LocalDeployment
 from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]

@@ -15,8 +15,8 @@ import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from support.federation import NGINX, ROOT, start_proxy, trust
 
+from goldfinch.commands.deployment import LocalDeployment
 from server.admission.certificates import ensure
-from server.commands.deployment import LocalDeployment
 from server.flower.processes import flower_environment, program
 
 CONFIGURATION = (ROOT / "docker" / "proxy" / "nginx.conf").read_text()

@@ -15,7 +15,7 @@ from support.federation import NGINX, start_proxy
 from support.runs import run
 
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output
 

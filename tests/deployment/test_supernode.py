@@ -12,7 +12,7 @@ from support.cables import Cable
 from support.faults import wait_until
 from support.federation import wait_until_ended
 
-from server.commands.deployment import LocalDeployment
+from goldfinch.commands.deployment import LocalDeployment
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from server.commands import doctor
+from goldfinch.commands import doctor
 from server.flower.processes import check_connection
 
 LOCAL = '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'

@@ -11,7 +11,7 @@ from support.simulations import SMALL
 
 from bench.ray_clusters import ray_cluster
 from common.settings import load_settings
-from server.commands.running import one_device
+from goldfinch.commands.running import one_device
 from server.flower.submit import ROOT, run_on_ray
 from server.run.conduct import prepare_output
 

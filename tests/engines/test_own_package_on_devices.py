@@ -11,8 +11,8 @@ from support.own import forget
 
 from common.choices import search
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
-from server.results.run import RunFolder
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.run.conduct import prepare_output
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

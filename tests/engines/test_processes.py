@@ -18,13 +18,13 @@ from support.simulations import SMALL
 
 from common.errors import EngineError
 from common.settings import RunSettings, load_settings
-from common.versions import CODE
-from server.cli import main
-from server.commands.deployment import LocalDeployment, one_node_per_client
+from common.versions import OURS
+from goldfinch.cli import main
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
 from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 from server.run.schema import read_lines
 
@@ -78,7 +78,7 @@ def left_running(folder: Path) -> list[str]:
 
 def stale_copy(folder: Path) -> Path:
     """A checkout of another version, in a folder from which somebody works."""
-    for package in CODE:
+    for package in OURS:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     changed = folder / "strategies" / "fpl.py"
     changed.write_text(changed.read_text() + "\n# another version\n")
@@ -102,7 +102,7 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
 
 def test_a_failing_run_exits_with_an_error_and_its_reason(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-m", "server.cli", "run", "engine=ray", "data=office_caltech"]
+    command = [sys.executable, "-m", "goldfinch.cli", "run", "engine=ray", "data=office_caltech"]
     command += [f"data.root={tmp_path / 'empty'}", f"output={tmp_path / 'run'}", "train.rounds=1"]
     done = subprocess.run(
         command,

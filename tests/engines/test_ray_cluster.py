@@ -18,10 +18,10 @@ from support.simulations import SMALL
 from bench.ray_clusters import RayCluster, ray_cluster
 from common.errors import ConfigError
 from common.settings import load_settings
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
 from server.flower.cluster import find_cluster
 from server.flower.submit import run_on_ray
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -77,7 +77,7 @@ def test_a_machine_that_dies_in_a_round_loses_its_replies_and_the_other_goes_on(
         cluster.add("--num-cpus=1")
         second = cluster.add("--num-cpus=1")
         words = [*SMALL, "train.rounds=8", "engine=ray", f"engine.address={cluster.address}", "rounds.quorum=0.25"]
-        command = [sys.executable, "-m", "server.cli", "run", *words, f"output={output}"]
+        command = [sys.executable, "-m", "goldfinch.cli", "run", *words, f"output={output}"]
         with (tmp_path / "printed").open("wb") as printed:
             started = subprocess.Popen(command, stdout=printed, stderr=printed)
         wait_until(lambda: len(events(output, "round done")) >= 2, "the second round")

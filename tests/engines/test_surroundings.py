@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from server.commands import doctor
+from goldfinch.commands import doctor
 from server.flower import submit
 from server.flower.processes import flower_environment
 from server.flower.submit import check_ray

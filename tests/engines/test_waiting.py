@@ -10,9 +10,9 @@ import pytest
 
 from server.engines import waiting
 from server.engines.waiting import WaitReport
+from server.run.events import describe
 from server.run.history import record_waiting
 from server.run.schema import EVENTS, check_events, read_lines
-from server.trackers.events import describe
 
 
 def test_a_wait_is_reported_when_it_changes_and_when_it_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from support.runs import run
 from support.toy import CLASSES, DOMAINS, Toy, toy_settings
 
 from common.data.batches import Split
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.commands.export import export
+from goldfinch.results.run import RunFolder
 
 HERE = ["onnx"] if importlib.util.find_spec("onnxscript") else []
 

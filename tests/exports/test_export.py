@@ -23,14 +23,16 @@ from torch import nn
 from common import choices
 from common.data.batches import Augmentation
 from common.errors import CheckpointError, ConfigError
-from common.exports import formats, load_model
-from common.exports.formats import FORMATS, READERS, ExportError
+from common.exports import load_model
 from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.prototypes import PrototypeSet
-from server.cli import main
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands.export import export
+from goldfinch.exports import formats
+from goldfinch.exports.card import model_card
+from goldfinch.exports.formats import FORMATS, READERS, ExportError
+from goldfinch.results.run import RunFolder
 from server.run.checkpoint import Checkpoints
 from strategies.fedproto import FedProto
 from strategies.fedsr import FixedDraws, ProbabilisticModel
@@ -76,7 +78,7 @@ def reference(record: RunFolder, images: torch.Tensor) -> torch.Tensor:
 def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
     description = load_model(exported).description
     odd = ("cat | dog", "<script>x</script>", *description.classes[2:])
-    card = dataclasses.replace(description, classes=odd, notes=("a note\n# with a heading",)).card()
+    card = model_card(dataclasses.replace(description, classes=odd, notes=("a note\n# with a heading",)))
     assert "cat \\| dog, &lt;script>x&lt;/script>" in card
     assert not any(line.startswith("# with") for line in card.splitlines())
 

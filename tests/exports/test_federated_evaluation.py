@@ -13,11 +13,11 @@ from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
 from common.overrides import quoted_override
-from server.cli import main
-from server.commands.deployment import LocalDeployment
-from server.commands.evaluate import evaluate
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands.deployment import LocalDeployment
+from goldfinch.commands.evaluate import evaluate
+from goldfinch.commands.export import export
+from goldfinch.results.run import RunFolder
 
 CLASSES = f"data.classes=[{','.join(Toy().class_names)}]"
 
@@ -94,7 +94,7 @@ def test_the_part_that_clients_share_is_no_model(
 def test_the_server_refuses_another_model_than_the_one_that_was_named(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.commands.device_evaluation.file_sha256", lambda path: "0" * 64)
+    monkeypatch.setattr("goldfinch.commands.device_evaluation.file_sha256", lambda path: "0" * 64)
     words = ["evaluate", str(exported), "engine=inline", "data=support.toy.Toy", "train.device=cpu"]
     assert main([*words, "--output", str(tmp_path / "run")]) == 1
 

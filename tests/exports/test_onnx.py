@@ -13,8 +13,8 @@ from support.toy import Toy, toy_settings
 from common.data.batches import Augmentation
 from common.errors import ConfigError
 from common.exports import load_model
-from common.exports.formats import OPSETS, check_opset
-from server.commands.export import export
+from goldfinch.commands.export import export
+from goldfinch.exports.formats import OPSETS, check_opset
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 onnx = pytest.importorskip("onnx", reason="the export extra is not installed")

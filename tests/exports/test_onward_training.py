@@ -19,9 +19,9 @@ from common.models.base import ModelError
 from common.models.pretrained import same_classes
 from common.overrides import quoted_override
 from common.settings import load_settings
-from server.cli import main
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder
 from server.flower import submit
-from server.results.run import RunFolder
 
 TINY = ["data=folder", "model=small", "method=fedavg", "data.image_size=16", "data.augmentation.mean=[0.5]"]
 TINY += ["data.augmentation.std=[0.25]", "train.rounds=1", "train.local_steps=1", "train.device=cpu"]

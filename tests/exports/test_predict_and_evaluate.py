@@ -17,10 +17,10 @@ from support.toy import DOMAINS, Toy, toy_settings
 
 from common.confidence import CALIBRATION_BINS
 from common.exports import load_model
-from server.cli import main
-from server.commands.evaluate import evaluate, measures
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands.evaluate import evaluate, measures
+from goldfinch.commands.export import export
+from goldfinch.results.run import RunFolder
 
 NAMES = Toy().class_names
 

@@ -18,9 +18,9 @@ from support.toy import toy_settings
 from common.client_state import ClientStore, Version
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
-from server.cli import main
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder as FinishedRun
 from server.engines.inline import InlineEngine
-from server.results.run import RunFolder as FinishedRun
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation, run_lock
 

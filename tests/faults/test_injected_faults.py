@@ -39,9 +39,9 @@ from support.runs import TouchedEngine, run
 from common.errors import EngineError
 from common.settings import load_settings
 from common.wire.messages import Request, trained
-from server.commands.deployment import LocalDeployment, Store, one_node_per_client
+from goldfinch.commands.deployment import LocalDeployment, Store, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.flower.processes import Child
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
 

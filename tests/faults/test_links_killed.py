@@ -15,10 +15,10 @@ from support.faults import PATIENCE, events, restart_until_admitted, started_by,
 
 from common.errors import EngineError
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, Store, one_node_per_client
+from goldfinch.commands.deployment import LocalDeployment, Store, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
 from server.flower.processes import STOP_SECONDS
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(6 * 3600)]

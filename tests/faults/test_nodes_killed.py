@@ -24,7 +24,7 @@ from support.paced import digest
 from common.client_state import ClientStore
 from common.settings import load_settings
 from common.wire.messages import trained
-from server.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
 

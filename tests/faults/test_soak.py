@@ -101,7 +101,7 @@ def look(mark: str) -> dict[tuple[int, str], tuple[float, int]]:
 @pytest.mark.timeout(7200)
 def test_memory_and_open_files_stay_flat_on_ray(tmp_path: Path) -> None:
     rounds, output = rounds_to_soak(200), tmp_path / "run"
-    command = [sys.executable, "-m", "server.cli", "run", "engine=ray", "engine.actors=1", f"output={output}"]
+    command = [sys.executable, "-m", "goldfinch.cli", "run", "engine=ray", "engine.actors=1", f"output={output}"]
     command += ["method=fedavg", "model=small", "protocol.samples=24", "train.device=cpu", "train.local_steps=1"]
     command += [f"train.rounds={rounds}", "rounds.evaluate_every=100", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOLDFINCH_TEST": str(output)}
@@ -127,4 +127,4 @@ def test_memory_and_open_files_stay_flat_on_ray(tmp_path: Path) -> None:
             continue
         assert slope < most(rounds), name
         assert files[-1] <= files[0] + 2, name
-    assert {"server.cli", "flwr-simulation", "ray::ClientAppActor"} <= set(growth)
+    assert {"goldfinch.cli", "flwr-simulation", "ray::ClientAppActor"} <= set(growth)

@@ -9,8 +9,8 @@ from support.faults import events
 from support.federation import ROOT
 
 from common.settings import load_settings
-from server.commands.deployment import LocalDeployment, one_node_per_client
-from server.results.run import RunFolder
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
+from goldfinch.results.run import RunFolder
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
 

@@ -13,8 +13,8 @@ from support.scripts import load_script
 from common.prototypes import PrototypeSet
 from common.settings import load_settings
 from common.storage import GlobalState
+from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
-from server.results.run import RunFolder
 from server.run.conduct import prepare_output, run_federation
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "fpl_in_one_file.py"

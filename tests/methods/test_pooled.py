@@ -17,12 +17,12 @@ from common.choices import choices_of
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
+from goldfinch.results.frames import score_frame, score_sheet
+from goldfinch.results.groups import Board, comparable, group_runs, leader, ranked
+from goldfinch.results.run import RunFolder
+from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
-from server.results.frames import score_frame, score_sheet
-from server.results.groups import Board, comparable, group_runs, leader, ranked
-from server.results.run import RunFolder
 from server.run.rounds import RoundLoop
-from server.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
 
 # ---- what it trains on -----------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -
 
 
 def test_bounds_are_lines_in_figures(board: Board) -> None:
-    from server.commands.figure import bars_of, curves_of
+    from goldfinch.commands.figure import bars_of, curves_of
 
     bars = bars_of(board.runs, "final").axes[0]
     assert [each.get_label() for each in bars.containers if isinstance(each, BarContainer)] == ["fedavg", "fedprox"]
@@ -150,7 +150,7 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
 
 @pytest.mark.long
 def test_the_report_names_them_and_ranks_none(board: Board) -> None:
-    from server.results.report.page import render
+    from goldfinch.results.report.page import render
 
     (two,) = group_runs([board.groups[0].runs[0], board.groups[-1].runs[0]])
     page = render([two])

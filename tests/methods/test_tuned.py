@@ -13,7 +13,7 @@ from common.config import changed_config
 from common.overlays import find_overlay
 from common.run_config import yaml_of
 from common.settings import load_settings, settings_of
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 
 OFFLINE = "train.device=cpu"
 

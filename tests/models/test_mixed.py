@@ -13,8 +13,8 @@ from support.toy import toy_settings
 from common.errors import ConfigError
 from common.models.mixed import Aligned, Mixed, network
 from common.models.specs import ModelSpec, ResNet10, Small, TorchvisionResNet
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.commands.export import export
+from goldfinch.results.run import RunFolder
 from strategies.core.federation import Federation
 from strategies.core.method import build_model
 

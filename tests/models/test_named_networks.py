@@ -18,8 +18,8 @@ from torchvision.models import get_model
 from common.exports.model import load_model
 from common.models.base import ModelError
 from common.models.torchvision import NamedNetwork, Timm, Torchvision
-from server.commands.export import export
-from server.results.run import RunFolder
+from goldfinch.commands.export import export
+from goldfinch.results.run import RunFolder
 
 NAMES = {"mobilenet_v3_small": 32, "resnet18": 32, "vit_b_32": 32, "shufflenet_v2_x0_5": 32, "regnet_y_400mf": 32}
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the extra timm is not installed")

@@ -127,7 +127,7 @@ def test_a_run_draws_its_accuracies_and_writes_its_report(fpl: gf.Run, tmp_path:
 
 
 def test_the_model_of_a_run_is_the_exported_one(folder: Path, fpl: gf.Run, tmp_path: Path) -> None:
-    from server.commands.export import export
+    from goldfinch.commands.export import export
 
     model = fpl.model()
     export(folder / "fpl", tmp_path / "model")

@@ -11,7 +11,7 @@ from common.prototypes import PrototypeSet
 from common.scores import class_totals
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from server.results.run import RunFolder
+from goldfinch.results.run import RunFolder
 from server.run.prototype_log import (
     MAX_ROUNDS,
     MAX_VALUES,

@@ -14,12 +14,12 @@ from support.partial import without_domain
 from support.toy import CLASSES, DOMAINS, Toy
 
 import goldfinch as gf
-from server.cli import main
-from server.results.classes import LOWEST, ClassTable, class_tables
-from server.results.groups import group_runs
-from server.results.report import results
-from server.results.report.page import render
-from server.results.run import find_runs
+from goldfinch.cli import main
+from goldfinch.results.classes import LOWEST, ClassTable, class_tables
+from goldfinch.results.groups import group_runs
+from goldfinch.results.report import results
+from goldfinch.results.report.page import render
+from goldfinch.results.run import find_runs
 from tests.support.records import Line, rewrite, without_counts
 
 NAMES = list(Toy().class_names)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from common.settings import RunSettings
-from server.cli import main
-from server.commands import demo as demo_module
+from goldfinch.cli import main
+from goldfinch.commands import demo as demo_module
 from server.engines.inline import InlineEngine
 from server.run.conduct import run_federation
-from server.trackers.events import Listener
+from server.run.events import Listener
 
 
 def inline(settings: RunSettings, listeners: Sequence[Listener]) -> None:

@@ -11,10 +11,10 @@ from fontTools.pens.t2CharStringPen import T2CharStringPen
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 
-from server.results.figures import fonts
-from server.results.figures.charts import convergence, rendered
-from server.results.figures.svg import inline_svg
-from server.results.seeds import Value
+from goldfinch.results.figures import fonts
+from goldfinch.results.figures.charts import convergence, rendered
+from goldfinch.results.figures.svg import inline_svg
+from goldfinch.results.seeds import Value
 
 
 def font_file(path: Path, letters: str, *, truetype: bool) -> Path:

@@ -12,12 +12,12 @@ from support.runs import run
 from support.scored import all_groups, scored_run
 from support.toy import toy_settings
 
-from server.commands.figure import named_groups
-from server.results.frames import score_sheet
-from server.results.groups import Board, group_runs
-from server.results.report.page import render as page_of
-from server.results.run import RunFolder, find_runs
-from server.results.table import table_text
+from goldfinch.commands.figure import named_groups
+from goldfinch.results.frames import score_sheet
+from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.report.page import render as page_of
+from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.table import table_text
 
 
 @pytest.fixture(scope="module")

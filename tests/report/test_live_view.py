@@ -13,10 +13,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
-from server.cli import main
-from server.commands.watch import watch
-from server.trackers.events import Subject, count_lines, plain_lines
-from server.trackers.live import LiveView, sparkline, watching
+from goldfinch.cli import main
+from goldfinch.commands.watch import watch
+from goldfinch.trackers.live import LiveView, sparkline, watching
+from server.run.events import Subject, count_lines, plain_lines
 
 LONG = "RuntimeError: the camera fell off and this message is a good deal longer than any terminal is wide" * 3
 
@@ -197,7 +197,7 @@ def test_a_run_that_another_process_trains_is_watched_to_its_end(
         (place / "events.jsonl").write_text("".join(events))
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.commands.watch.time.sleep", go_on)
+        patch.setattr("goldfinch.commands.watch.time.sleep", go_on)
         assert main(["report", str(place), "--watch"]) == 0
     printed = capsys.readouterr().out
     assert "fedavg on toy starts: 3 clients, 4 rounds" in printed
@@ -221,6 +221,6 @@ def test_ctrl_c_ends_the_watching_alone(
     def press(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("server.commands.watch.time.sleep", press)
+    monkeypatch.setattr("goldfinch.commands.watch.time.sleep", press)
     assert main(["report", str(place), "--watch"]) == 130
     assert "no longer watching; the run is untouched" in capsys.readouterr().err

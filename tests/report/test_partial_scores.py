@@ -19,24 +19,24 @@ from common.errors import ConfigError, EngineError
 from common.metrics import PARTIAL
 from common.settings import RunSettings
 from common.wire.messages import Request
-from server.cli import main
-from server.commands.figure import bars_of
-from server.commands.sweep import plan
-from server.results.figures.charts import score as figure_score
-from server.results.frames import partial_notes, score_frame, score_sheet
-from server.results.groups import Board, Group, leader, ranked
-from server.results.report.figures import accuracy_against_bytes, accuracy_bars
-from server.results.report.page import write_report
-from server.results.run import RunFolder
-from server.results.seeds import curve
-from server.results.sheets import UNSEEN
-from server.study import search
-from server.study.rules import Rules, entrants_of
-from server.study.search import TuningStudy, finished_trials, state_of
-from server.study.storage import storage_of
-from server.trackers.events import Subject
-from server.trackers.live import LiveView
-from server.trackers.scalars import scalars
+from goldfinch.cli import main
+from goldfinch.commands.figure import bars_of
+from goldfinch.commands.sweep import plan
+from goldfinch.results.figures.charts import score as figure_score
+from goldfinch.results.frames import partial_notes, score_frame, score_sheet
+from goldfinch.results.groups import Board, Group, leader, ranked
+from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
+from goldfinch.results.report.page import write_report
+from goldfinch.results.run import RunFolder
+from goldfinch.results.seeds import curve
+from goldfinch.results.sheets import UNSEEN
+from goldfinch.study import search
+from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.search import TuningStudy, finished_trials, state_of
+from goldfinch.study.storage import storage_of
+from goldfinch.trackers.live import LiveView
+from goldfinch.trackers.scalars import scalars
+from server.run.events import Subject
 
 SMALL = ("engine=inline", "train.rounds=2", "rounds.test_samples=8", "train.local_steps=1", "train.device=cpu")
 
@@ -159,7 +159,7 @@ def test_the_card_of_an_exported_model_names_missing_domains(folders: Mapping[st
 def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("server.commands.running.InlineEngine", lambda settings: dying(settings, "sketch-0", 3))
+    monkeypatch.setattr("goldfinch.commands.running.InlineEngine", lambda settings: dying(settings, "sketch-0", 3))
     words = [*SMALL, "method=fedavg", "seed=0,1"]
     first, second = plan(words, tmp_path)[0]
     assert main(["run", *first.overrides, "--quiet"]) == 0

@@ -11,8 +11,8 @@ import pytest
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
-from server.results.curves import AVERAGE, WORST, train_losses
-from server.results.report.figures import (
+from goldfinch.results.curves import AVERAGE, WORST, train_losses
+from goldfinch.results.report.figures import (
     Shown,
     accuracy_against_bytes,
     accuracy_bars,
@@ -23,9 +23,9 @@ from server.results.report.figures import (
     other_metrics,
     over_rounds,
 )
-from server.results.report.page import write_report
-from server.results.report.results import client_rows, cost, metric_boards, score_rows
-from server.results.seeds import by_round
+from goldfinch.results.report.page import write_report
+from goldfinch.results.report.results import client_rows, cost, metric_boards, score_rows
+from goldfinch.results.seeds import by_round
 
 
 def test_scores_are_those_of_the_summaries(boards: Any) -> None:

@@ -15,10 +15,10 @@ from common.config import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size
-from server.cli import main
-from server.results.overrides import repeat_command
-from server.results.report.page import write_report
-from server.results.run import find_runs
+from goldfinch.cli import main
+from goldfinch.results.overrides import repeat_command
+from goldfinch.results.report.page import write_report
+from goldfinch.results.run import find_runs
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.text import shell_line
-from server.results.sheets import Sheet, markdown_text
+from goldfinch.results.sheets import Sheet, markdown_text
 
 HOSTILE = "<img src=x>|`id`*b*[click](http://x.example)\\"
 

@@ -15,16 +15,16 @@ from support.toy import toy_settings
 from common.settings import RunSettings
 from common.wire.messages import COUNTED_STATUSES, Request
 from common.wire.payload import Payload
-from server.cli import main
-from server.results.groups import group_runs
-from server.results.report.page import write_report
-from server.results.report.results import client_rows
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.results.groups import group_runs
+from goldfinch.results.report.page import write_report
+from goldfinch.results.report.results import client_rows
+from goldfinch.results.run import RunFolder
+from goldfinch.trackers.live import LiveView
+from goldfinch.trackers.scalars import scalars
 from server.run.conduct import run_federation
+from server.run.events import Subject, counts_text, plain_lines
 from server.run.history import answers
-from server.trackers.events import Subject, counts_text, plain_lines
-from server.trackers.live import LiveView
-from server.trackers.scalars import scalars
 
 REASONS = {"scaled": "longer than the bound", "refused": "values that are not finite"}
 

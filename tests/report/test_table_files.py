@@ -12,11 +12,11 @@ import pytest
 import yaml
 from support.scored import scored_run
 
-from server.cli import main
-from server.results.frames import score_frame
-from server.results.groups import Board, group_runs
-from server.results.run import RunFolder, find_runs
-from server.results.table import table_text
+from goldfinch.cli import main
+from goldfinch.results.frames import score_frame
+from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.table import table_text
 from tests.support.records import rewrite
 
 

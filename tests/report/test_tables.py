@@ -9,12 +9,12 @@ import pytest
 from support.scored import all_groups, scored_run
 
 from common.errors import ConfigError
-from server.results.frames import OWN_MODELS, score_frame, score_sheet
-from server.results.groups import exported_run, group_runs, leader, rename
-from server.results.overrides import export_command
-from server.results.run import RunFolder
-from server.results.sheets import UNSEEN
-from server.results.table import smaller_tables, table_text
+from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
+from goldfinch.results.groups import exported_run, group_runs, leader, rename
+from goldfinch.results.overrides import export_command
+from goldfinch.results.run import RunFolder
+from goldfinch.results.sheets import UNSEEN
+from goldfinch.results.table import smaller_tables, table_text
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunFolder:

@@ -17,12 +17,13 @@ from common.errors import ConfigError, some_of, summarised
 from common.metrics import COUNTED
 from common.scores import score_row
 from common.settings import RunSettings
+from goldfinch.trackers.base import ScalarTracker
+from goldfinch.trackers.mlflow import MLflowTracker
+from goldfinch.trackers.scalars import Scalar
+from goldfinch.trackers.wandb import WandbTracker
+from server.run.events import plain_lines
 from server.run.schema import read_lines
-from server.trackers.base import ScalarTracker, Tracker, TrackerSettings
-from server.trackers.events import plain_lines
-from server.trackers.mlflow import MLflowTracker
-from server.trackers.scalars import Scalar
-from server.trackers.wandb import WandbTracker
+from server.run.trackers import Tracker, TrackerSettings
 
 OPTIONS = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml"))
 Point = tuple[str, int, float]
@@ -67,7 +68,7 @@ def test_every_tracker_option_is_a_checked_dataclass(name: str) -> None:
 
 def test_a_missing_library_is_an_error_before_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    settings = tracked("fedavg", tmp_path / "run", "server.trackers.wandb.WeightsAndBiases")
+    settings = tracked("fedavg", tmp_path / "run", "goldfinch.trackers.wandb.WeightsAndBiases")
     with pytest.raises(ConfigError, match=r"pip install .*\[wandb\]"):
         run(settings)
     assert not (tmp_path / "run").exists()
@@ -84,7 +85,7 @@ def test_tensorboard_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> 
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    in_two_parts(tmp_path / "run", "server.trackers.tensorboard.TensorBoard")
+    in_two_parts(tmp_path / "run", "goldfinch.trackers.tensorboard.TensorBoard")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     found = {(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
@@ -95,7 +96,7 @@ def test_tensorboard_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> 
 
 def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: make setup EXTRAS=mlflow")
-    in_two_parts(tmp_path / "run", "server.trackers.mlflow.MLflow")
+    in_two_parts(tmp_path / "run", "goldfinch.trackers.mlflow.MLflow")
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
     (found,) = client.search_runs([client.get_experiment_by_name("goldfinch").experiment_id])
     points = {
@@ -112,7 +113,7 @@ def test_wandb_writes_every_row_offline(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("wandb", reason="wandb is not installed: make setup EXTRAS=wandb")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    run(tracked("fpl", tmp_path / "run", "server.trackers.wandb.WeightsAndBiases"))
+    run(tracked("fpl", tmp_path / "run", "goldfinch.trackers.wandb.WeightsAndBiases"))
     (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     content = log.read_bytes()
     tags = {tag for tag, _, _ in expected_points(tmp_path / "run")}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import main
-from server.commands import sweep
-from server.trackers.wait_lines import wait_lines
+from goldfinch.cli import main
+from goldfinch.commands import sweep
+from goldfinch.trackers.wait_lines import wait_lines
 
 
 def test_a_wait_is_said_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.reproduction.comparison import Comparison, Line, agreement
-from server.reproduction.pages import Picture, pages
-from server.reproduction.published import PublishedRow, PublishedTable, Reduction
-from server.results.run import RunFolder
-from server.results.seeds import Value, curve
+from goldfinch.reproduction.comparison import Comparison, Line, agreement
+from goldfinch.reproduction.pages import Picture, pages
+from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction
+from goldfinch.results.run import RunFolder
+from goldfinch.results.seeds import Value, curve
 from server.run.history import append_lines
 
 

@@ -19,15 +19,15 @@ from PIL import Image
 from common.errors import CheckpointError, ConfigError
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from server.cli import main
-from server.commands.figure import bars_of, curves_of, named_groups
-from server.results.figures.charts import CLASS_COLOURS, COLOURS, bars, convergence, line_style, sensitivity
-from server.results.figures.prototypes import Panel, class_colours, draw_map, embed, prototype_figure
-from server.results.figures.svg import inline_svg
-from server.results.groups import group_runs
-from server.results.report.figures import prototypes
-from server.results.run import RunFolder, find_runs
-from server.results.seeds import Value
+from goldfinch.cli import main
+from goldfinch.commands.figure import bars_of, curves_of, named_groups
+from goldfinch.results.figures.charts import CLASS_COLOURS, COLOURS, bars, convergence, line_style, sensitivity
+from goldfinch.results.figures.prototypes import Panel, class_colours, draw_map, embed, prototype_figure
+from goldfinch.results.figures.svg import inline_svg
+from goldfinch.results.groups import group_runs
+from goldfinch.results.report.figures import prototypes
+from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.seeds import Value
 from server.run.prototype_log import Page
 from tests.support.runs import run
 from tests.support.scored import scored_run

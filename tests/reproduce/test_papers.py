@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from common.papers import NAMES, PAPERS, Paper, cited
-from server.reproduction.published import PUBLISHED, published_tables
+from goldfinch.papers import NAMES, PAPERS, Paper, cited
+from goldfinch.reproduction.published import PUBLISHED, published_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.numerics import generator
-from server.results.information import (
+from goldfinch.results.information import (
     BOUND,
     Critic,
     Information,

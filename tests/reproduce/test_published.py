@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from common.choices import CONF
 from common.errors import ConfigError
 from common.settings import RunSettings, load_settings
-from server.reproduction.published import Scale, method_of, published_table, published_tables
+from goldfinch.reproduction.published import Scale, method_of, published_table, published_tables
 
 TABLES = published_tables()
 SCALES: tuple[Scale, ...] = ("paper", "small")

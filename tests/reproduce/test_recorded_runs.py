@@ -15,9 +15,9 @@ from bench.measure import LAST_STATE_CHANGE, dates_of_pages, older_than
 from bench.page_runs import RESULTS
 from bench.rows import read_all
 from common.versions import package_versions, processor, processor_name
-from server.cli import main
-from server.results.run import RunFolder
-from server.results.statistics import paired_difference
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder
+from goldfinch.results.statistics import paired_difference
 
 ROWS = read_all(RESULTS)
 README = " ".join((ROOT / "README.md").read_text().partition("\n## Run\n")[0].split())

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from common.errors import ConfigError
-from server.cli import main
-from server.commands import reproduce as command
-from server.commands import sweep
-from server.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
-from server.commands.sweep import Job, execute
-from server.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
-from server.results.run import RunFolder
+from goldfinch.cli import main
+from goldfinch.commands import reproduce as command
+from goldfinch.commands import sweep
+from goldfinch.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
+from goldfinch.commands.sweep import Job, execute
+from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
+from goldfinch.results.run import RunFolder
 from tests.support.runs import run
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
@@ -310,5 +310,7 @@ def test_a_measure_is_computed_once_and_shown_with_the_published_one(
     nats = json.loads((tmp_path / "demo.json").read_text())["rows"][0]["measured"][0]
     assert f"| **{nats:.2f}** |" in text
     assert "| 3.04 |" in text
-    monkeypatch.setattr("server.results.information.information_of_run", lambda folder: pytest.fail("measured twice"))
+    monkeypatch.setattr(
+        "goldfinch.results.information.information_of_run", lambda folder: pytest.fail("measured twice")
+    )
     assert reproduce(request, quiet()).with_suffix(".md").read_text() == text

@@ -14,11 +14,11 @@ from support.boards import BOARD, read_runs
 from support.recorded_pages import PAGES, RESULTS, rows_of, section
 
 from bench.rows import read_all
-from server.reproduction.comparison import Comparison, Line
-from server.reproduction.pages import _order
-from server.reproduction.published import published_table
-from server.results.statistics import holm, paired_difference
-from server.study.ranking import StudyRun, rank_methods, ranked_table, study_scores
+from goldfinch.reproduction.comparison import Comparison, Line
+from goldfinch.reproduction.pages import _order
+from goldfinch.reproduction.published import published_table
+from goldfinch.results.statistics import holm, paired_difference
+from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, study_scores
 
 NET = [path for path in PAGES if path.parent.name == "paper_net"]
 

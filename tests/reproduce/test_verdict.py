@@ -11,9 +11,9 @@ import pytest
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, summary
 
-from server.reproduction.comparison import EXACT, agreement, levels
-from server.reproduction.pages import pages
-from server.reproduction.verdict import Claim, Order, Verdict, verdict
+from goldfinch.reproduction.comparison import EXACT, agreement, levels
+from goldfinch.reproduction.pages import pages
+from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
 from server.run.history import append_lines
 
 WORDS = r"\*\*(yes|mostly|no)\*\*"

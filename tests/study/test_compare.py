@@ -21,12 +21,12 @@ from common import choices
 from common.errors import ConfigError, EngineError
 from common.settings import load_settings
 from common.versions import code_sha256
-from server.cli import main
-from server.results.run import RunFolder
-from server.study import compare
-from server.study.compare import CompareRequest
-from server.study.ranking import StudyRun
-from server.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
+from goldfinch.cli import main
+from goldfinch.results.run import RunFolder
+from goldfinch.study import compare
+from goldfinch.study.compare import CompareRequest
+from goldfinch.study.ranking import StudyRun
+from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
 
 QUIET = Console(quiet=True)
 
@@ -110,7 +110,7 @@ def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.Monkey
     def refused(*arguments: Any) -> None:
         raise AssertionError("no run is done")
 
-    monkeypatch.setattr("server.study.search.run_federation", refused)
+    monkeypatch.setattr("goldfinch.study.search.run_federation", refused)
     assert main(compare_command(folder, "fedavg,fedproto")) == 0
     assert results(folder) == before
     assert (folder / "fedproto" / IN_DOMAIN / "study-1" / "best.yaml").exists()
@@ -139,11 +139,11 @@ def test_a_killed_comparison_ends_with_the_same_numbers(
     line: int, compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL after some lines, in whatever the process does then."""
-    monkeypatch.setattr("server.study.storage.SILENCE", 5)
+    monkeypatch.setattr("goldfinch.study.storage.SILENCE", 5)
     place = tmp_path / "killed"
     words = compare_command(place, "fedavg,fedproto")
     with subprocess.Popen(
-        [sys.executable, "-u", "-m", "server.cli", *words], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-u", "-m", "goldfinch.cli", *words], cwd=ROOT, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         for number, _ in enumerate(process.stdout):
@@ -163,7 +163,7 @@ def test_several_processes_give_the_same_numbers(compared: Path, tmp_path: Path)
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.study import search
+    from goldfinch.study import search
 
     words = (*TINY, "method=fedavg", "protocol.partition_seed=null", "seed=0", "train.rounds=3")
     search.run_here(words, tmp_path / "whole")
@@ -223,7 +223,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             processor="AMD EPYC, AVX2",
         )
 
-    monkeypatch.setattr("server.study.search.run_here", trial)
+    monkeypatch.setattr("goldfinch.study.search.run_here", trial)
     monkeypatch.setattr(compare, "final_run", final)
     return done
 
@@ -333,7 +333,7 @@ def test_a_method_that_cannot_take_part_is_an_error_or_left_out_of_all(monkeypat
         entrants_of(["fedavg", "fedgca"], TINY, Rules())
     with pytest.raises(ConfigError, match=r"fedgca: .*views=none"):
         entrants_of(["fedavg", "fedgca"], [*TINY, "views=none"], Rules())
-    monkeypatch.setattr("server.study.rules.choices_of", lambda group: {"fedgca": Path(), "fedavg": Path()})
+    monkeypatch.setattr("goldfinch.study.rules.choices_of", lambda group: {"fedgca": Path(), "fedavg": Path()})
     entrants, left_out = entrants_of(["*"], [*TINY, "views=none"], Rules())
     assert [entrant.method for entrant in entrants] == ["fedavg"]
     assert "views=none" in left_out["fedgca"]

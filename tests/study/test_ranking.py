@@ -10,9 +10,9 @@ import pytest
 from support.boards import BOARD, board_tables, read_runs
 from support.recorded_pages import RESULTS, rows_of, section
 
-from server.results.statistics import holm, mean_interval, paired_difference
-from server.study.ranking import OWN_MODELS, Ranking, StudyRun, rank_methods, ranked_table, runs_csv
-from server.study.rules import IN_DOMAIN
+from goldfinch.results.statistics import holm, mean_interval, paired_difference
+from goldfinch.study.ranking import OWN_MODELS, Ranking, StudyRun, rank_methods, ranked_table, runs_csv
+from goldfinch.study.rules import IN_DOMAIN
 
 
 def final(method: str, study: int, seed: int, score: float, case: str = IN_DOMAIN) -> StudyRun:

@@ -14,10 +14,10 @@ from common.choices import CONF
 from common.config import Search, build, compose_config, search_ranges
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import load_settings, settings_of
-from server.study import rules, search
-from server.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
-from server.study.search import TuningStudy, best_trial, finished_trials, state_of
-from server.study.storage import JOURNAL, storage_of
+from goldfinch.study import rules, search
+from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
+from goldfinch.study.search import TuningStudy, best_trial, finished_trials, state_of
+from goldfinch.study.storage import JOURNAL, storage_of
 from strategies.core.method import Method
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

@@ -19,11 +19,11 @@ from support.postgres import postgres
 from support.scripts import ROOT
 
 from common.errors import ConfigError
-from server.cli import main
-from server.study import search, storage
-from server.study.rules import Rules, entrants_of
-from server.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
-from server.study.storage import storage_of, take
+from goldfinch.cli import main
+from goldfinch.study import search, storage
+from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
+from goldfinch.study.storage import storage_of, take
 
 Outcome = tuple[int, dict[str, float], float | None, str, dict[int, float]]
 
@@ -224,7 +224,7 @@ def test_a_longer_study_is_the_one_that_was_long_from_the_start_and_one_of_other
 OPENED_AT_ONCE = """
 import sys, time
 from pathlib import Path
-from server.study.storage import storage_of
+from goldfinch.study.storage import storage_of
 folder, url = Path(sys.argv[1]), sys.argv[2]
 (folder / sys.argv[3]).touch()
 while len(list(folder.iterdir())) < 4:
@@ -279,8 +279,8 @@ WORDS = [
     *("--studies", "1", "--trials", "6", "--batch", "3", "--runs", "2"),
 ]
 QUICK = (
-    "import sys; from server.study import storage; storage.HEARTBEAT, storage.SILENCE = 1, 15; "
-    "from server.cli import main; sys.exit(main())"
+    "import sys; from goldfinch.study import storage; storage.HEARTBEAT, storage.SILENCE = 1, 15; "
+    "from goldfinch.cli import main; sys.exit(main())"
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from server.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
+from goldfinch.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
 
 SCORES = st.floats(0, 100).map(lambda value: round(value, 2))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.scripts import ROOT
 
-from server.study.ranking import RankedMethod, StudyRun, rank_methods
+from goldfinch.study.ranking import RankedMethod, StudyRun, rank_methods
 
 BOARD = ROOT / "docs" / "results" / "board.csv"
 TINY = [

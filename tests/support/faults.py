@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from server.commands.deployment import LocalDeployment
+from goldfinch.commands.deployment import LocalDeployment
 from server.flower.processes import marked
 
 PATIENCE = 600.0

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from goldfinch.commands.deployment import LocalDeployment
 from server.admission.certificates import Certificates
-from server.commands.deployment import LocalDeployment
 from server.flower.processes import Child, Processes, flower_environment, free_port, program, wait_healthy
 
 ROOT = Path(__file__).resolve().parents[2]

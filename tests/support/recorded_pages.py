@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from server.reproduction.comparison import Column, Comparison, Line
-from server.reproduction.pages import pages
-from server.reproduction.published import Scale, published_table
-from server.results.seeds import Value
+from goldfinch.reproduction.comparison import Column, Comparison, Line
+from goldfinch.reproduction.pages import pages
+from goldfinch.reproduction.published import Scale, published_table
+from goldfinch.results.seeds import Value
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGES = sorted(

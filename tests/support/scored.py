@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server.results.groups import Group, group_runs
-from server.results.run import RunFolder
+from goldfinch.results.groups import Group, group_runs
+from goldfinch.results.run import RunFolder
 
 
 def scored_run(

@@ -1,0 +1,107 @@
+"""The two demonstrations: methods side by side on Ray, and a federation of real processes."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from common.errors import ConfigError
+from common.overrides import quoted_override
+from common.settings import RunSettings, load_settings
+from goldfinch.commands.deployment import LocalDeployment, one_node_per_client, store_for
+from goldfinch.commands.export import export
+from goldfinch.commands.predict import predict
+from goldfinch.results.overrides import own_model_of
+from goldfinch.results.report.page import write_report
+from goldfinch.results.run import RunFolder
+from goldfinch.results.table import show_table
+from goldfinch.trackers.live import watching
+from goldfinch.trackers.wait_lines import wait_lines
+from server.flower.submit import run_on_ray
+from server.run.conduct import prepare_output
+
+DEMO_METHODS = ("fedavg", "fpl")
+
+
+def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None:
+    """Train ``methods`` on the embedded domains through ``flwr run`` on Ray, then show the table and the report.
+
+    Raises:
+        ConfigError: a method or setting is not good; nothing has been trained.
+    """
+    console = Console()
+    if any(item.startswith("method=") for item in overrides):
+        raise ConfigError("method= is no setting of the demonstration: write --methods A,B")
+    for method in methods:  # a mistake is named before the first is trained
+        load_settings([f"method={method}", *overrides])
+    console.print("Ten devices hold digits of four domains (handwritten, printed, signs, sketch), unevenly and few.")
+    if tuple(methods) == DEMO_METHODS:
+        console.print(
+            "FedAvg averages models; FPL also shares clustered prototypes, which keep the rare domain afloat."
+        )
+    folders = []
+    for method in methods:
+        folder = output / method
+        place = quoted_override("output", folder.absolute())
+        chosen = ["experiment=demo", f"method={method}", "engine=ray", place, "overwrite=true", *overrides]
+        settings = load_settings(chosen)
+        console.rule(f"{method} (Flower simulation on Ray)")
+        prepare_output(settings)
+        with watching(settings) as show:
+            run_on_ray(settings, [show])
+        folders.append(str(folder))
+    console.rule("side by side")
+    show_table(folders)
+    console.print(f"written to {output.absolute()}: scores.jsonl, summary.json, checkpoint/ of each run")
+    console.print(f"report: {write_report(folders, output / 'report.html')}", soft_wrap=True)
+    show_predictions(RunFolder(Path(folders[-1])), output)
+    console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
+
+
+def show_predictions(run: RunFolder, output: Path) -> None:
+    """Export the run's model and predict three test images, which are written next to it."""
+    export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
+    places = []
+    for domain in run.domains[:3]:
+        sample = run.sample(domain, 1)
+        picture = Image.fromarray(sample.images[0].permute(1, 2, 0).numpy())
+        places.append(output / "images" / f"{domain}-{run.class_names[int(sample.labels[0])]}.png")
+        places[-1].parent.mkdir(exist_ok=True)
+        picture.resize((4 * picture.width, 4 * picture.height), Image.Resampling.NEAREST).save(places[-1])
+    print("\nwhat it says of three test images, named by domain and class:")
+    predict(output / "model", places)
+
+
+def deployment_demo(overrides: Sequence[str]) -> None:
+    """Train FPL for three rounds on a SuperLink and four SuperNodes, one domain each, as real processes.
+
+    The logs, keys and certificates of the processes are in a folder next to the run's, named after it.
+    """
+    console = Console()
+    started = time.perf_counter()
+    place = quoted_override("output", Path("outputs", "demo-deployment", "run").absolute())
+    chosen = ["method=fpl", "rounds=guarded", "engine=superlink", "train.rounds=3", place, "overwrite=true", *overrides]
+    settings = load_settings(chosen)
+    prepare_output(settings)
+    nodes = one_node_per_client(settings)
+    console.print(f"starting a SuperLink with TLS and {len(nodes)} SuperNodes with a key each: {', '.join(nodes)}")
+    with ExitStack() as stack:
+        with wait_lines("waiting for the SuperLink and the SuperNodes to start"):
+            local = LocalDeployment(processes_of(settings), nodes, store=store_for(len(nodes)))
+            deployment = stack.enter_context(local)
+        for name, child in deployment.children.items():
+            console.print(f"  {name:16} pid {child.process.pid}, log {child.log}")
+        console.print(f"all answer after {time.perf_counter() - started:.1f} s; submitting FPL\n")
+        with watching(settings) as show:
+            deployment.run(settings, [show])
+    console.print(f"\nall processes are stopped, {time.perf_counter() - started:.0f} s in all\n")
+    show_table([str(settings.output_folder)])
+
+
+def processes_of(settings: RunSettings) -> Path:
+    """Return the folder for the processes of a run: ``<output>-processes``."""
+    run = settings.output_folder
+    return run.with_name(f"{run.name}-processes")

@@ -1,0 +1,132 @@
+"""``goldfinch evaluate MODEL engine=...``: clients score an exported model on their test data, without training."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import compose_config, trust_overrides
+from common.errors import ConfigError
+from common.exports.description import Description
+from common.exports.model import read_export
+from common.metrics import METRICS
+from common.models.pretrained import WEIGHTS
+from common.overrides import quoted_override
+from common.regular_files import file_sha256
+from common.settings import settings_of
+from goldfinch.commands.evaluate import warn_of_reading
+from goldfinch.commands.running import run
+from goldfinch.results.overrides import override
+from goldfinch.results.run import RunFolder
+from goldfinch.results.sheets import Sheet, number_text
+
+METHOD = "strategies.core.exported.ExportedModel"
+
+
+def is_federated(overrides: Sequence[str]) -> bool:
+    """Return whether the settings choose an engine, so that clients score the model."""
+    return any(item.partition("=")[0].partition(".")[0] == "engine" for item in overrides)
+
+
+def evaluate_on_devices(
+    folder: Path, overrides: Sequence[str], output: Path | None = None, *, quiet: bool = False
+) -> RunFolder:
+    """Let every client score the exported model in ``folder``; print and return the records.
+
+    Args:
+        folder: the exported model. On a SuperLink, the ServerApp reads it at the same absolute path.
+        overrides: the engine, the data, the protocol and other settings, as of ``goldfinch run``.
+        output: the folder of the records; by default ``outputs/evaluate/NAME``, after the model's folder.
+        quiet: show no progress.
+
+    Raises:
+        ConfigError: a setting chooses another model or method, or the data have other classes than the model.
+        CheckpointError: a file of the model is missing or changed.
+    """
+    given = evaluation_overrides(folder, overrides)
+    given.append(quoted_override("output", output or Path("outputs", "evaluate", folder.absolute().name)))
+    settings = settings_of(compose_config(given, own=overrides))
+    description, _, _ = read_export(folder)
+    if settings.data.class_names != description.classes:
+        raise ConfigError(
+            f"the classes of data={settings.data.name} are {', '.join(settings.data.class_names)}, in this order, and "
+            f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
+        )
+    warn_of_reading(settings.data, description)
+    run(settings, quiet=quiet)
+    found = RunFolder(settings.output_folder)
+    show_scores(found)
+    return found
+
+
+def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of the evaluation: those that rebuild the exported network, then ``overrides``.
+
+    Raises:
+        ConfigError: the folder holds no whole model, or an override chooses another model or method.
+    """
+    trust_overrides(overrides)
+    folder = folder.expanduser().absolute()
+    description, _, _ = read_export(folder)
+    if not description.complete:
+        raise ConfigError(
+            f"{folder} holds what clients of {description.method} share, and each keeps the rest: export the model of "
+            "one client with --client, or evaluate on a device (docs/use-the-model.md)"
+        )
+    for item in overrides:
+        group = item.partition("=")[0].partition(".")[0]
+        if group in ("method", "model", "privacy") or item.startswith("train.rounds="):
+            raise ConfigError(f"{item}: the model in {folder} is evaluated as it is; leave the setting out")
+    parts = description.architecture
+    chosen = [item for item in overrides if item.startswith("data=")]
+    given = _of_class("model", parts["model"])
+    given += [f"method._target_={METHOD}", override("method.trained", parts["method"])]
+    given += [override("method.folder", str(folder)), override("method.sha256", file_sha256(folder / WEIGHTS))]
+    given += [override("method.clients", parts["clients"]), override("method.seed", parts["seed"])]
+    given += _of_data(description, compose_config(chosen)["data"])
+    given.append("train.rounds=1")
+    return [*given, *overrides]
+
+
+def _of_class(group: str, node: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that choose a class and its settings."""
+    given = [f"{group}._target_={node['_target_']}"]
+    for key, value in node.items():
+        if key != "_target_":
+            given.append(override(f"{group}.{key}", value))
+    return given
+
+
+def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that prepare images as the model takes them."""
+    given = [override("data.image_size", description.image_size)]
+    given.append(override("data.augmentation.mean", list(description.mean)))
+    given.append(override("data.augmentation.std", list(description.std)))
+    given.append(override("data.augmentation.normalisation", description.normalisation))
+    if "resize" in node:
+        given.append(override("data.resize", description.resize))
+        given.append(override("data.range", list(description.value_range)))
+        given.append(override("data.page", description.page))
+    if "classes" in node:
+        given.append(override("data.classes", list(description.classes)))
+    return given
+
+
+def show_scores(run: RunFolder) -> None:
+    """Print a row for each domain: clients and images, and every metric, over all clients that scored it."""
+    score = run.round_scores[-1]
+    further = {name: measure for name, measure in run.measures.items() if name not in METRICS}
+    heads = [measure.title.removesuffix(" in %") for measure in further.values()]
+    rows: list[list[str]] = []
+    for domain in run.domains:
+        scored = [row for row in run.scores if row["domain"] == domain]
+        images = sum(int(row["count"]) for row in scored)
+        cells = [domain, str(len(scored)), str(images)]
+        totals = run.class_totals.get((score.round, domain))
+        for metric in METRICS:
+            cells.append(number_text(totals.metric(metric) if totals is not None else None))
+        for name, measure in further.items():
+            cells.append(number_text(run.summary["metrics"][name]["domains"].get(domain), measure.digits))
+        rows.append(cells)
+    title = f"{run.folder}: test images of each client, %"
+    Sheet(title, ["domain", "clients", "images", *METRICS.values(), *heads], rows).show()
+    print(f"records: {run.folder}; goldfinch table and report show them")

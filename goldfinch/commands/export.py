@@ -1,0 +1,318 @@
+"""``goldfinch export``: write a trained model to a folder, from a run's folder or from a device's state."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.config import build, to_config
+from common.data.batches import Split
+from common.errors import ConfigError, DataError, nearest
+from common.exports.description import NO_LICENCE, Description
+from common.exports.model import TrainedModel, kept_part, read_export
+from common.metrics import RoundScore, domain_accuracy
+from common.models.mixed import Mixed
+from common.models.specs import ModelSpec
+from common.numerics import generator
+from common.storage import folder_name
+from common.wire.messages import OwnVersion
+from goldfinch.commands.evaluate import domains_of
+from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
+from goldfinch.results.run import RunFolder
+from strategies.core.method import Method
+
+SAMPLES = 256
+"""Test images of each domain on which files are compared with the run's own net."""
+
+RULE = "accuracy in % on each domain's test split"
+CHOSEN = {"best": "best round by validation", "last": "last round"}
+PATHS = ("root", "pretrained", "pretrained_file", "weights")
+"""Settings with paths of this machine, which are not exported."""
+
+
+def export(
+    source: Path,
+    to: Path,
+    formats: Sequence[str] = (),
+    *,
+    chosen: str | None = None,
+    client: str | None = None,
+    shared: Path | None = None,
+    licence: str = NO_LICENCE,
+    data: Sequence[str] = (),
+    overwrite: bool = False,
+    opset: int | None = None,
+) -> Description:
+    """Write the model of a run, or of a device, to a folder, print a summary, and return the model's description.
+
+    Args:
+        source: a run's folder, or a node's state-dir if ``shared`` is given.
+        to: the folder to write.
+        formats: further formats besides safetensors.
+        chosen: the round, ``best`` or ``last``; by default ``best`` if the run has one.
+        client: the client, for a client's own model.
+        shared: an exported model of the part that clients share.
+        licence: the licence of the model.
+        data: settings of a data set on which files are compared.
+        overwrite: replace an exported model in ``to``.
+        opset: of the ONNX file; ``None`` is PyTorch's default.
+
+    Raises:
+        ConfigError: an argument does not fit the run; the message names it.
+    """
+    wanted = chosen_formats(formats)
+    check_opset(opset, wanted)
+    if shared is not None:
+        content = _of_device(source, shared, client, data)
+    else:
+        if chosen is None:
+            chosen = "last"
+            if RunFolder(source).has_best:
+                chosen = "best"
+        content = _of_run(RunFolder(source, chosen), client, data)
+    description = replace(content.description, licence=licence)
+    if not description.complete and len(wanted) > 1:
+        raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
+    content = replace(content, description=description)
+    description, differences = write_export(to, content, wanted, overwrite=overwrite, opset=opset)
+    kind = "the model of all clients"
+    if not description.complete:
+        kind = "the part that clients share"
+    elif description.client:
+        kind = f"the own model of {description.client}"
+    print(f"{to}: {kind}, {description.method}, {description.chosen}")
+    for name, entry in description.files.items():
+        comparison = "a part of the net"
+        if differences:
+            comparison = f"largest difference {differences[name]:.1e}"
+        print(f"  {name:12} {entry['name']:18} {entry['bytes'] / 1e6:8.2f} MB   {comparison}")
+    for note in description.notes:
+        print(f"note: {note}")
+    if description.complete:
+        print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
+        print(f"next: goldfinch evaluate {to} IMAGE...")
+    else:
+        print(f"next, on each device: goldfinch export STATE --shared {to.name} --to DIR (docs/deploy.md)")
+    return description
+
+
+def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
+    settings, method, state = run.settings, run.method, run.checkpoint.state
+    model, weights = run.shared_model(client)
+    whole = len(weights) == len(model.state_dict())
+    _check_client(run, client, whole)
+    prototypes = None
+    if len(state.prototypes):
+        prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
+    description = Description(
+        architecture={
+            "model": _without_paths(_network_of(run.config["model"], settings.model, client)),
+            "method": _without_paths(run.config["method"]),
+            "clients": len(run.clients),
+            "seed": run.seed,
+        },
+        classes=tuple(run.class_names),
+        image_size=settings.data.image_size,
+        resize=settings.data.reading.resize,
+        value_range=settings.data.reading.value_range,
+        page=settings.data.reading.page,
+        mean=settings.data.augmentation.mean,
+        std=settings.data.augmentation.std,
+        normalisation=settings.data.augmentation.normalisation,
+        method=method.name,
+        data={
+            "name": settings.data.name,
+            "domains": list(dict.fromkeys(spec.domain for spec in run.clients)),
+            "protocol": run.names[1],
+        },
+        run=run.checkpoint.run,
+        round=state.round,
+        chosen=f"{CHOSEN.get(run.chosen, 'chosen round')}, {state.round}",
+        client=client,
+        score=_score(run, state.round, client),
+        prototypes=prototypes,
+        privacy=run.privacy,
+        notes=_notes(method, len(state.prototypes), run.attack),
+        complete=whole or client is not None,
+        kept=_kept(run, whole=whole or client is not None),
+    )
+    domains = [spec.domain for spec in run.clients if spec.id == client] or run.test_domains
+    images, images_are = _images(description, data, run, domains)
+    if not description.complete:
+        return Content(description, weights, state.prototypes, images)
+    inference, prepare = run.inference(client), settings.data.augmentation.test
+    with torch.no_grad():
+        expected = torch.cat([inference(prepare(part))[1].softmax(1) for part in images.split(BATCH)])
+    return Content(description, run.model(client).state_dict(), state.prototypes, images, images_are, expected)
+
+
+def _network_of(node: Any, spec: ModelSpec, client: str | None) -> Any:
+    """Return the configuration of the client's network: ``node``, or a part of it where networks differ."""
+    if client is None or not isinstance(spec, Mixed):
+        return node
+    return to_config(spec.of(client.rpartition("-")[0]))
+
+
+def _kept(run: RunFolder, *, whole: bool) -> Mapping[str, OwnVersion]:
+    """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
+    if whole:
+        return {}
+    return run.checkpoint.counted or {}
+
+
+def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
+    """Return the model of the run in ``folder``, on the CPU, in evaluation mode.
+
+    Args:
+        folder: the run's folder.
+        client: return the model of this client, for methods with a model for each client.
+        chosen: ``last``, ``best`` by validation, or the number of a round.
+
+    Raises:
+        ConfigError: the run has no such model.
+        CheckpointError: the checkpoint is damaged.
+    """
+    content = _of_run(RunFolder(folder, chosen), client, ())
+    if not content.description.complete:
+        raise ConfigError(
+            f"{folder}: devices keep a part of the net of {content.description.method}; export the model on a device"
+        )
+    return TrainedModel(content.description, content.weights, content.prototypes)
+
+
+def _check_client(run: RunFolder, client: str | None, whole: bool) -> None:
+    """Check that ``client`` is given if, and only if, the clients have models of their own.
+
+    Args:
+        run: the run.
+        client: the chosen client; ``None`` for the global model.
+        whole: whether all clients have one model.
+
+    Raises:
+        ConfigError: the client does not exist, or must or must not be given.
+    """
+    ids = [spec.id for spec in run.clients]
+    if client is not None and whole:
+        raise ConfigError(f"--client {client}: all clients of {run.method.name} have one model; leave it out")
+    if client is not None and client not in ids:
+        raise ConfigError(f"--client {client}: {nearest(client, ids)}")
+    if client is None and not whole and (run.folder / "clients" / run.checkpoint.run).is_dir():
+        raise ConfigError(
+            f"clients of {run.method.name} have models of their own: choose by --client; {nearest('', ids)}"
+        )
+
+
+def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str]) -> Content:
+    description, weights, prototypes = read_export(shared)
+    if description.complete:
+        raise ConfigError(f"--shared {shared}: it holds the whole net, of which devices keep nothing")
+    folder = state / description.run
+    clients: list[str] = []
+    if folder.is_dir():
+        clients = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if not clients:
+        raise ConfigError(f"{state} holds no state of the run {description.run}: give this node's state-dir")
+    chosen = client or clients[0]
+    if chosen not in clients or (client is None and len(clients) > 1):
+        raise ConfigError(f"--client {client or 'is needed'}: {nearest(client or '', clients)}")
+    exchanges = build(description.architecture["method"], "method").exchanges
+    counted = {folder_name(name): version for name, version in description.kept.items()}
+    kept = kept_part(folder / chosen, counted.get(chosen), exchanges)
+    for name, tensor in kept.items():
+        if name.startswith(("backbone.", "head.")):
+            weights[name] = tensor
+    own = (description.score or {}).get("clients", {}).get(chosen)
+    score = None
+    if own:
+        score = {"rule": RULE, "accuracy": own}
+    parts = description.architecture
+    architecture = {**parts, "model": _network_of(parts["model"], build(parts["model"], "model"), chosen)}
+    description = replace(description, architecture=architecture, client=chosen, complete=True, score=score, files={})
+    return Content(description, weights, prototypes, *_images(description, data))
+
+
+def _images(
+    description: Description, data: Sequence[str], run: RunFolder | None = None, domains: Sequence[str] = ()
+) -> tuple[Tensor, str]:
+    """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
+
+    They are images of ``data``, or else the run's validation samples, or else its test images. Without any, as on a
+    SuperLink or a device, they are noise, and the text is empty.
+    """
+    splits: dict[str, Split] = {}
+    kind = "test images"
+    if data:
+        for name, domain in domains_of(data, description)[1].items():
+            splits[name] = domain.test
+    elif run is not None and run.settings.protocol.validation:
+        kind = "validation samples"  # the threshold of "none of the classes" is chosen on them, and not on test images
+        with contextlib.suppress(DataError, OSError):
+            for client in run.clients:
+                if client.domain in domains:
+                    splits[client.id] = run.validation_split(client)
+    elif run is not None:
+        with contextlib.suppress(DataError, OSError):
+            splits = {name: run.sample(name, SAMPLES) for name in domains}
+    if not splits:
+        shape = (64, 3, description.image_size, description.image_size)
+        return torch.randint(256, shape, generator=generator(0, "noise"), dtype=torch.uint8), ""
+    images = torch.cat([split.images[:SAMPLES] for split in splits.values()])
+    return images, f"{len(images)} {kind} of {', '.join(splits)}"
+
+
+def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
+    """Return remarks for readers of the score and of the files."""
+    adapted = method.adapts and type(method).scored_weights is Method.scored_weights
+    earlier = method.scores_new_state and not method.personal
+    notes: list[str] = []
+    if attack:
+        notes.append(f"Trained under a simulated attack: {attack}.")
+    if adapted:
+        notes.append(
+            "The score is of models that were adapted to each client's training images; this model was not adapted."
+        )
+    if earlier:
+        notes.append("The score was taken within the round, before its last exchange changed the model.")
+    if prototypes:
+        notes.append("The prototypes in the files are means of clients' features, class by class.")
+    return tuple(notes)
+
+
+def _score(run: RunFolder, number: int, client: str | None) -> Mapping[str, Any] | None:
+    """Return the accuracy of a round by domain, and by client if each has its own model; ``None`` without scores."""
+    rows = [row for row in run.scores if int(row["round"]) == number and client in (None, row["client"])]
+    if not rows:
+        return None
+    score = RoundScore(number, _accuracy(rows))
+    found = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
+    if client is None:
+        for each in run.round_scores:
+            if each.round == number:
+                found["missing"] = dict(each.missing)
+    by_client: dict[str, list[Mapping[str, Any]]] = {}
+    if run.personal:
+        for row in rows:
+            by_client.setdefault(str(row["client"]), []).append(row)
+    found["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}
+    return found
+
+
+def _accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return domain_accuracy([(row["domain"], int(row["correct"]), int(row["count"])) for row in rows])
+
+
+def _without_paths(node: Any) -> Any:
+    """Return a node of the configuration with ``None`` for paths of folders and files."""
+    if not isinstance(node, Mapping):
+        return node
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in PATHS:
+            found[key] = None
+        else:
+            found[key] = _without_paths(value)
+    return found

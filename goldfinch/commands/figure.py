@@ -1,0 +1,181 @@
+"""``goldfinch figure KIND DIR ...``: draw one figure of runs as PNG, PDF or SVG."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from common.errors import ConfigError, nearest
+from common.regular_files import read_small
+from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
+from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
+from goldfinch.results.groups import Group, bounds_of, group_runs, rename
+from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.seeds import Value, curve
+
+KINDS = ("convergence", "prototypes", "heatmap", "bars")
+
+
+def draw(
+    kind: str,
+    folders: Sequence[str],
+    output: Path | None,
+    rule: str = "final",
+    column: str = "average",
+    axes: Sequence[str] = (),
+    samples: int = 100,
+    by: str = "tsne",
+    title: str | None = None,
+    size: str | None = None,
+    labels: Sequence[str] = (),
+) -> None:
+    """Draw the runs in and below ``folders`` as one picture.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        folders: run folders, or folders with runs below them.
+        output: the picture; ``<first folder>/<kind>.png`` by default.
+        rule: the rule of the accuracies, as in ``goldfinch table``.
+        column: what a heat map shows.
+        axes: the settings of a heat map's axes.
+        samples: test images of each domain in a figure of prototypes.
+        by: how prototypes and features are placed, ``tsne`` or ``pca``.
+        title: replaces data and protocol in the title; notes on missing values remain.
+        size: width and height in inches, such as ``7x4``.
+        labels: names of rows, such as ``fedavg=FedAvg``.
+
+    Raises:
+        ConfigError: the kind is unknown, the folders hold no runs or runs that the kind cannot show, or the size or a
+            label is not valid.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
+    if samples < 1:
+        raise ConfigError(f"--samples {samples}: must be 1 or more")
+    path = output or Path(folders[0]) / f"{kind}.png"
+    check_format(path)  # before the work
+    inches = _inches(size)
+    runs = find_runs(folders)
+    kinds: Mapping[str, Callable[[], Figure]] = {
+        "convergence": lambda: curves_of(runs, title, labels),
+        "prototypes": lambda: _prototypes(runs, by, samples, title),
+        "heatmap": lambda: sensitivity(runs, axes=axes, rule=rule, column=column, title=title),
+        "bars": lambda: bars_of(runs, rule, title, labels),
+    }
+    if labels and kind in ("prototypes", "heatmap"):
+        raise ConfigError(f"--label: {kind} has no labels of runs; use it with convergence or bars")
+    figure = kinds[kind]()
+    if inches is not None:
+        figure.set_size_inches(*inches)
+    print(f"wrote {save(figure, path)}")
+
+
+def _inches(size: str | None) -> tuple[float, float] | None:
+    """Return width and height of ``7x4``.
+
+    Raises:
+        ConfigError: ``size`` is not two numbers from 1 to 50.
+    """
+    if size is None:
+        return None
+    width, _, height = size.partition("x")
+    try:
+        inches = float(width), float(height)
+    except ValueError:
+        inches = 0.0, 0.0
+    if not (1 <= inches[0] <= 50 and 1 <= inches[1] <= 50):
+        raise ConfigError(f"--size {size}: give width and height in inches, each from 1 to 50, such as --size 7x4")
+    return inches
+
+
+def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[Group]:
+    """Return the groups of ``runs`` with the labels of a figure.
+
+    If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
+    groups share is followed by the group's own label. Groups of several boards are followed by their board's title.
+
+    Args:
+        runs: finished runs.
+        labels: further names, ``OLD=NEW``.
+    """
+    known: dict[Path, str] = {}
+    places: set[Path] = set()
+    for run in runs:
+        places.update(run.folder.absolute().parents[2:3])
+    for place in places:
+        for path in sorted(place.glob("*.json")):
+            known |= _labels_in(path)
+    boards = group_runs(runs)
+    groups: list[Group] = []
+    for board in boards:
+        groups += board.groups
+    if all(run.folder.absolute() in known for run in runs):
+        names = [known[group.runs[0].folder.absolute()] for group in groups]
+        for group, name in zip(groups, names, strict=True):
+            if names.count(name) > 1:
+                group.label = f"{name}: {group.label}"
+            elif group.marks:
+                group.label = f"{name} ({', '.join(group.marks)})"
+            else:
+                group.label = name
+    elif len(boards) > 1:
+        for board in boards:
+            for group in board.groups:
+                group.label = f"{group.label}; {board.title}"
+    rename(groups, labels)
+    return groups
+
+
+def _labels_in(path: Path) -> dict[Path, str]:
+    """Return the labels in a file of ``goldfinch reproduce`` by folder of the run; empty for another file."""
+    labels: dict[Path, str] = {}
+    try:
+        for row in json.loads(read_small(path))["rows"]:
+            for folder in row["folders"].values():
+                labels[Path(folder).absolute()] = row["label"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return labels
+
+
+def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+    """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
+
+    A partial value has no bar, and the title names what it lacks.
+    """
+    groups = named_groups(runs, labels)
+    domains = domain_columns(groups, rule)
+    columns = [f"domain:{name}" for name in domains]
+    series: dict[str, list[Value | None]] = {}
+    for group in groups:
+        values: list[Value | None] = []
+        for column in [*columns, "average"]:
+            value = group.value(column, rule)
+            if value is not None and value.partial:
+                value = None
+            values.append(value)
+        series[group.label] = values
+    notes = partial_notes(groups, rule)
+    text = ". ".join([title or _title(runs), *notes])
+    return bars([*domain_heads(groups, domains), "average"], series, text, bounds_of(groups))
+
+
+def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+    """Draw average accuracy by round; seeds of one label are averaged."""
+    groups = named_groups(runs, labels)
+    curves = {group.label: curve(group.runs) for group in groups}
+    return convergence(curves, title or _title(runs), bounds_of(groups))
+
+
+def _title(runs: Sequence[RunFolder]) -> str:
+    return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
+
+
+def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
+    from goldfinch.results.figures.prototypes import prototype_figure
+
+    if len(runs) != 1:
+        folders = [str(run.folder) for run in runs[:5]]
+        raise ConfigError(f"prototypes shows one run; {len(runs)} were found: {', '.join(folders)}")
+    return prototype_figure(runs[0], by, samples, title)

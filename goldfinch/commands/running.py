@@ -1,0 +1,273 @@
+"""``goldfinch run`` and ``goldfinch resume``: one run on the engine that its settings name."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from common.choices import choices_of
+from common.config import changed_config, compose_config, trust_overrides
+from common.errors import ConfigError, DataError, nearest
+from common.metrics import named_missing
+from common.models.pretrained import same_classes
+from common.prototypes import PrototypeSet
+from common.settings import RunSettings, check_deployable, inspect_run, settings_of
+from common.text import printable
+from common.wire.payload import Payload, cast_down, encoded_size
+from goldfinch.results.run import RunFolder
+from goldfinch.trackers.live import watching
+from server.engines.inline import InlineEngine
+from server.flower.submit import run_on_ray, run_on_superlink
+from server.flower.superlink import SimulationLink
+from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
+from server.run.events import count_lines
+from server.run.resume import check_resumable, has_finished
+from strategies.core.federation import Federation
+
+HERE = {"name": "inline", "device": "client.local.local_device"}
+ENGINES = ("inline", "ray", "superlink")
+
+SIMULATED = ("inline", "ray")
+"""Engines that need all data on this machine."""
+
+PLACES = ("tracker",)
+"""Groups of settings that say where a run writes outside its own folder, and which servers it calls."""
+
+
+def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | None = None) -> None:
+    """Train one run on the engine that its settings name.
+
+    With ``resume`` a run that has finished with a whole score, of which the settings ask for nothing more, stays as it
+    is.
+
+    Args:
+        settings: the run's settings.
+        quiet: show no progress.
+        link: a running SuperLink for a simulation; ``None`` starts one.
+
+    Raises:
+        ConfigError: the engine does not exist, or the output folder cannot be used.
+        CheckpointError: a setting contradicts the rounds that are done of a run that is resumed; nothing was started
+            or written.
+    """
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    engine = settings.engine.get("name")
+    if engine not in ENGINES:
+        raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    if engine not in SIMULATED:
+        check_deployable(settings)
+    check_resumable(settings)  # before an engine is started or data are read
+    if has_finished(settings):
+        if not quiet:
+            print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
+        return
+    inline = None
+    if engine == "inline":
+        inline = InlineEngine(settings)  # before the output folder is written: it may refuse the device
+    if settings.model.pretrained and not quiet:
+        head = "with a new classifier, since the classes differ or the export has none"
+        if same_classes(settings.model.pretrained, settings.data.class_names):
+            head = "with its classifier"
+        print(f"starts from {settings.model.pretrained}, {head}")
+    if inline and not quiet:
+        print(one_device(settings.train.device), end="")
+    check_not_in_a_run(settings.output_folder)
+    check_holds_no_runs(settings.output_folder)
+    prepare_output(settings)
+    with watching(settings, quiet=quiet) as show:
+        if inline:
+            run_federation(settings, inline, [show])
+        elif engine == "ray":
+            run_on_ray(settings, [show], link)
+        else:
+            run_on_superlink(settings, [show])
+    _warn_if_partial(settings.output_folder)
+
+
+def one_device(name: str) -> str:
+    """Return the line that tells of GPUs which the inline engine leaves idle; empty if there are none.
+
+    Args:
+        name: ``train.device``.
+    """
+    count = torch.cuda.device_count()
+    if name == "cpu" or count < 2:
+        return ""
+    if name in ("auto", "cuda"):
+        name = "cuda:0"
+    return f"engine=inline uses one device, {name}, of {count}; engine=ray engine.gpus=1 uses them all\n"
+
+
+def _warn_if_partial(folder: Path) -> None:
+    """Print a warning to standard error if the final score lacks domains, also with ``--quiet``."""
+    missing = RunFolder(folder).summary.get("missing", {})
+    if missing:
+        print(
+            f"warning: the final score is PARTIAL, without {named_missing(missing)}; average and worst are over the "
+            "other domains alone",
+            file=sys.stderr,
+        )
+
+
+def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust: bool = False) -> Path:
+    """Resume the run in ``folder`` with its own configuration, changed by ``overrides``.
+
+    Engine, tracker, device and deadlines may change, and of the settings that change the result those of
+    :data:`common.run_config.CHANGEABLE_ON_RESUME`: more rounds, ``train.patience`` and ``rounds.last_rounds``. With
+    ``output=`` of another folder it is a new run, and every setting may change.
+
+    The folder may come from somebody else. Its tracker's settings count where they are the defaults, which write to the
+    run's own folder; others must be among ``overrides``.
+
+    Args:
+        folder: the run's folder.
+        overrides: ``key=value`` each, the user's own.
+        quiet: show no progress.
+        trust: take every setting of the folder.
+
+    Returns:
+        The folder that the run is in.
+
+    Raises:
+        ConfigError: the folder holds no run, a setting is wrong, or the folder alone says where to write.
+        CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
+    """
+    trust_overrides(overrides)  # only the user's own, not those of the folder
+    recorded = {
+        **RunFolder(folder).trusted_config,
+        "output": str(folder.absolute()),
+        "resume": True,
+        "overwrite": False,
+    }
+    if not trust:
+        _check_places(folder, recorded, overrides)
+    try:
+        settings = settings_of(changed_config(recorded, overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
+    run(settings, quiet=quiet)
+    return settings.output_folder
+
+
+def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
+
+    That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
+
+    Raises:
+        ConfigError: it does; the message names each such setting.
+    """
+    named = {override.lstrip("+").partition("=")[0] for override in overrides}
+    foreign: list[str] = []
+    for group in PLACES:
+        settings = recorded.get(group, {})
+        choice = recorded["choices"].get(group)
+        defaults: Mapping[str, Any] = {}
+        if choice in choices_of(group):
+            defaults = compose_config([f"{group}={choice}"])[group]
+        for key, value in settings.items():
+            name = f"{group}.{key}"
+            if value != defaults.get(key) and name not in named and group not in named:
+                foreign.append(printable(f"{name}={value}")[:200])
+    address = recorded["engine"].get("address")
+    if address and not named & {"engine", "engine.address"}:  # what a Ray cluster sends can run code here
+        foreign.append(printable(f"engine.address={address}")[:200])
+    if foreign:
+        raise ConfigError(
+            f"{folder / 'config.yaml'} says where the run writes or trains besides {folder}: {' '.join(foreign)}. "
+            "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
+            "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
+        )
+
+
+# ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------
+
+
+def preview(settings: RunSettings) -> None:
+    """Print the settings that are not the defaults, the clients with their samples, and about the bytes of a round."""
+    print("# settings that are not the defaults; config.yaml in a run's folder has all")
+    print(OmegaConf.to_yaml(OmegaConf.create(_different(settings.raw, compose_config(())))))
+    federation = Federation(settings)
+    names = federation.registry.expected
+    print(f"# {len(names)} clients, output {settings.output_folder}")
+    try:
+        inspect_run(settings)
+        engine = InlineEngine(replace(settings, engine=HERE))
+        engine.register(names, federation.registry.admit, 0.0)
+        engine.close()
+        counts = {name: each.class_counts for name, each in federation.registry.registrations.items()}
+        for line in count_lines(settings.data.class_names, counts):
+            print(f"# {line}")
+    except DataError as error:
+        if settings.engine.get("name") in SIMULATED:
+            raise
+        for name in names:  # on a SuperLink the data are on the devices
+            print(f"#   {name}")
+        print(f"# samples are not known here: {error}")
+    sampled = settings.rounds.sampled(len(names))
+    sizes = bytes_of_a_round(federation)
+    for way, size in sizes.items():
+        print(f"# about {size * sampled:,} bytes {way} a round: {sampled} clients, {size:,} each")
+
+
+def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not the same in ``defaults``, group by group."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        before = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            below = _different(value, before)
+            if below:
+                found[key] = below
+        elif value != before or key not in defaults:
+            found[key] = value
+    return found
+
+
+def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:
+    """Return the bytes ``down`` to and ``up`` from one client over a round's exchanges.
+
+    A prototype set counts as one row per class unless the method allows more. Sizes that depend on the data, such as
+    the number of clusters, are not counted.
+    """
+    method, settings = federation.method, federation.settings
+    state = federation.initial_state()
+    samples = [client.samples for client in federation.registry.clients()] or [0]
+    sizes = {"down": 0, "up": 0}
+    for exchange in method.exchanges:
+        federation.begin(1, exchange, score=exchange == method.scored_at)
+        server = federation.server
+        expected = method.expects(server)
+        rows = server.class_count * (expected.max_rows or 1)
+        shared = PrototypeSet(
+            torch.zeros(rows, server.feature_size),
+            torch.arange(server.class_count).repeat_interleave(rows // server.class_count),
+            torch.ones(rows),
+        )
+        known = {"samples": round(sum(samples) / len(samples)), None: 0}
+        extra: dict[str, torch.Tensor] = {}
+        for name, (dtype, shape) in expected.extra.items():
+            sides: list[int] = []
+            for length in shape:
+                if not isinstance(length, int):
+                    length = known[length]
+                sides.append(length)
+            extra[name] = torch.empty(sides, dtype=dtype)
+        upload = Payload({}, None, extra)
+        if expected.weights:
+            upload = replace(upload, weights=server.shared)
+        if expected.prototypes:
+            upload = replace(upload, prototypes=shared)
+        message = federation.message(state)
+        if message.prototypes is not None and not len(message.prototypes):  # as from the second round on
+            message = replace(message, prototypes=shared)
+        sizes["down"] += encoded_size(message)
+        sizes["up"] += encoded_size(cast_down(upload, settings.rounds.transport))
+    return sizes

@@ -1,0 +1,421 @@
+"""``goldfinch sweep``: run every combination of the given values that is not finished, then show the table."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from common.choices import choices_of
+from common.config import compose_config
+from common.data.domain import DataSource
+from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
+from common.metrics import PARTIAL, RULES, named_missing
+from common.overrides import parse_overrides, quoted_override, unescaped
+from common.regular_files import read_small
+from common.settings import RunSettings, settings_of
+from common.storage import write_json, write_text
+from common.text import duration
+from goldfinch.results.frames import score_sheet
+from goldfinch.results.groups import group_runs
+from goldfinch.results.run import RunFolder
+from goldfinch.results.table import table_text
+from server.run.accounting import report_line, total_reports
+from server.run.conduct import check_not_in_a_run
+from server.run.own_processes import OwnProcesses
+
+INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+"""Exit codes of a run that was stopped by the user; it is not started again."""
+
+POLL_SECONDS = 1.0
+"""Seconds between two polls of the progress of the runs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Args:
+        overrides: all overrides of ``goldfinch run``.
+        settings: the settings that they compose.
+        label: the overrides that tell this run from the others.
+    """
+
+    overrides: tuple[str, ...]
+    settings: RunSettings
+    label: str
+
+    @property
+    def folder(self) -> Path:
+        """The run's output folder."""
+        return self.settings.output_folder
+
+    def summary(self) -> Mapping[str, Any] | None:
+        """Return ``summary.json`` if the folder holds this run and it has finished, with or without a score.
+
+        A run with other settings, other scoring or other code is another run.
+        """
+        try:
+            summary = RunFolder.open(self.folder).summary
+        except GoldfinchError:
+            return None
+        if not self._long_enough(summary) or self.stale():
+            return None
+        return summary
+
+    def _long_enough(self, summary: Mapping[str, Any]) -> bool:
+        """Return whether a finished run has as many rounds as this job asks for, or stopped early as it would."""
+        done, asked = summary.get("rounds", 0), self.settings.train.rounds
+        early = summary.get("stopped_early")
+        if early:
+            return bool(early["patience"] == self.settings.train.patience and early["rounds_planned"] == asked)
+        if self.settings.scheduled:
+            return bool(done == asked)
+        return bool(done >= asked)
+
+    def stale(self) -> str | None:
+        """Return why the run in the folder can be neither used nor resumed; ``None`` if it can, or there is no run."""
+        run = RunFolder(self.folder)
+        try:
+            if run.code not in ("unknown", self.settings.code):
+                return f"it is of other code ({run.code}; now {self.settings.code})"
+            if not run.summary:
+                return None
+            if run.summary.get("identity") != self.settings.identity:
+                return "it is of other settings"
+            if run.summary.get("scoring", self.settings.scoring) != self.settings.scoring:
+                return "it is scored otherwise (rounds.test_samples, evaluate_every, last_rounds or test)"
+        except GoldfinchError as error:
+            return f"its record cannot be read ({error})"
+        return None
+
+    def finished(self) -> bool:
+        """Return whether the run has finished with a score."""
+        summary = self.summary()
+        return summary is not None and summary["average"] is not None
+
+
+def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
+    """Return the run of every combination of values, and the reasons against combinations that cannot be run.
+
+    All settings are checked before the first run starts.
+
+    Args:
+        arguments: overrides with one or more values, such as ``method=fpl,fedavg``; ``*`` is every option of a group.
+        output: the folder of the runs.
+
+    Raises:
+        ConfigError: a key or choice does not exist, or no combination can be run.
+    """
+    axes, fixed = [], []
+    for item in parse_overrides(list(map(all_options, arguments))):
+        if item.is_sweep_override():
+            axes.append(item)
+        else:
+            fixed.append(unescaped(item.input_line))
+    jobs: list[Job] = []
+    skipped: dict[str, str] = {}
+    for values in itertools.product(*[axis.sweep_string_iterator() for axis in axes]):
+        chosen: list[str] = []
+        folder = output
+        for axis, value in zip(axes, values, strict=True):
+            chosen.append(unescaped(f"{axis.key_or_group}={value}"))
+            folder = folder / re.sub(r"[^\w.+-]+", "-", chosen[-1])
+        overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
+        label = " ".join(chosen) or "run"
+        try:
+            composed = compose_config(overrides)
+        except UnknownKeyError as error:  # a method of the sweep may lack a setting that another one has
+            skipped[label] = str(error)
+            continue
+        try:
+            jobs.append(Job(overrides, settings_of(composed), label))
+        except ConfigError as error:
+            skipped[label] = str(error)
+    if not jobs:
+        raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(_reasons(skipped)))
+    return jobs, skipped
+
+
+def _reasons(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason against combinations, with the combinations that it is against."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in skipped.items():
+        labels.setdefault(reason, []).append(label)
+    return [f"{some_of(against, 3)}: {reason}" for reason, against in labels.items()]
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Check once for each data set, before the first run starts, that its files are where they are expected.
+
+    Runs on devices are left out: their data are not on this machine.
+
+    Raises:
+        DataError: files are missing; the message says which, and where to put them.
+    """
+    checked: list[DataSource] = []
+    for job in jobs:
+        data = job.settings.data
+        if job.settings.engine.get("name") != "superlink" and data not in checked:
+            data.check_files()
+            checked.append(data)
+
+
+def all_options(item: str) -> str:
+    """Return ``group=*`` as ``group=a,b,c``, and any other override as it is."""
+    key, _, value = item.partition("=")
+    if value != "*":
+        return item
+    options = sorted(choices_of(key))
+    if not options:
+        raise ConfigError(f"{item}: only a group of conf/ can be swept with *")
+    return f"{key}={','.join(options)}"
+
+
+def default_output(command: str, arguments: Sequence[str]) -> Path:
+    """Return the default output folder of a command.
+
+    The same arguments give the same folder, so that an interrupted command is resumed; others give another folder.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(arguments)).encode()).hexdigest()[:8]
+    return Path("outputs", f"{command}-{digest}")
+
+
+def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = False) -> None:
+    """Refuse to mix a sweep with another one, or to write it into a run's folder.
+
+    With ``overwrite`` the other sweep's table is replaced, and its runs that do not belong to this sweep are deleted.
+
+    Raises:
+        ConfigError: the folder holds another sweep, or lies in a run's folder.
+    """
+    check_not_in_a_run(output)
+    path = output / "sweep.json"
+    try:
+        known = dict(json.loads(read_small(path)))
+    except (OSError, ValueError, TypeError):
+        return
+    before = list(map(str, known.get("arguments", [])))
+    if sorted(before) == sorted(arguments):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{output} holds another sweep ({' '.join(before)}), and its table would be replaced: choose another "
+            "--output, or --overwrite to put this one in its place (runs of the same settings are kept)"
+        )
+    kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
+    place = output.resolve()
+    for name in known.get("runs", []):
+        folder = (output / str(name)).resolve()  # the record may come from elsewhere: delete nothing outside
+        if place in folder.parents and folder not in kept and (folder / "config.yaml").exists():
+            shutil.rmtree(folder)
+    path.unlink()
+
+
+def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: bool = False) -> None:
+    """Do the runs that are not finished, then print and write the table of all.
+
+    Every run is a process of its own and has its log in its folder. A run that fails does not end the others.
+
+    Args:
+        arguments: overrides, see :func:`plan`.
+        output: the folder of the runs and the table.
+        jobs: runs at the same time.
+        overwrite: whether to replace another sweep in ``output``.
+
+    Raises:
+        ConfigError: a value is not valid, or some runs failed; the message names them and the last line of each log.
+    """
+    console = Console()
+    say = partial(console.print, highlight=False, markup=False)
+    planned, skipped = plan(arguments, output)
+    check_data(planned)  # before --overwrite deletes runs
+    check_folder(output, arguments, overwrite=overwrite)
+    for label, reason in skipped.items():
+        say(f"skipped: {label}: {reason}")
+    say(f"output in {output.absolute()}")
+    output.mkdir(parents=True, exist_ok=True)
+    _write_record(output, arguments, planned)
+    failures = execute(planned, jobs, console)
+    for line in privacy_lines(planned):
+        say(line)
+    ended = [job for job in planned if job.summary() is not None]
+    if ended:
+        _write_tables(ended, output, arguments, console)
+    raise_failures(failures)
+
+
+def execute(
+    planned: Sequence[Job],
+    jobs: int,
+    console: Console,
+    rule: str = "final",
+    finished: Callable[[], None] = lambda: None,
+) -> dict[Path, str]:
+    """Do every run that is not finished, and print its score.
+
+    Args:
+        planned: the runs; those with the same folder are one run.
+        jobs: runs at the same time.
+        console: where to print.
+        rule: the rule of the scores.
+        finished: called after each run.
+
+    Returns:
+        The errors of the runs that failed, by folder.
+    """
+    say = partial(console.print, highlight=False, markup=False)
+    different: dict[Path, Job] = {}
+    for job in planned:
+        different[job.folder] = job
+    waiting = [job for job in different.values() if not job.finished()]
+    say(f"{len(different)} runs, {len(different) - len(waiting)} finished already")
+    for job in waiting:
+        reason = job.stale()
+        if reason:
+            say(f"{job.label}: the run in its folder is not used, since {reason}; it is run again")
+    started = time.perf_counter()
+    failures: dict[Path, str] = {}
+    pool = ThreadPoolExecutor(max(1, jobs))
+    if waiting:
+        first = waiting[0]
+        say(f"[{_now()}] starting {first.label}; its log is {first.folder / 'run.log'}")
+    with console.status("starting") as status, pool, OwnProcesses() as processes:  # ended before the pool is waited for
+        show = Progress(status.update)
+        ended = pool.map(partial(run_subprocess, processes=processes, show=show), waiting)
+        for done, (job, problem) in enumerate(ended, 1):
+            left = (time.perf_counter() - started) / done * (len(waiting) - done)
+            if problem:
+                outcome = f"FAILED: {problem}"
+                failures[job.folder] = f"{job.label}: {problem} (see {job.folder / 'run.log'})"
+            else:
+                outcome = _score(job, rule)
+            say(f"[{done}/{len(waiting)}, {duration(left)} left] {job.label}: {outcome}")
+            finished()
+    return failures
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def privacy_lines(jobs: Sequence[Job]) -> list[str]:
+    """Return the total epsilon of the runs, one line for each data set; empty without differential privacy."""
+    runs: dict[Path, tuple[RunSettings, Path]] = {}
+    for job in jobs:
+        runs[job.folder] = (job.settings, job.folder)
+    lines: list[str] = []
+    for data, report in total_reports(list(runs.values())).items():
+        lines.append(f"privacy, {report['runs']} runs on {data} together: {report_line(report)}")
+    return lines
+
+
+def raise_failures(failures: Mapping[Path, str]) -> None:
+    """Raise the failures that :func:`execute` returned.
+
+    Raises:
+        ConfigError: there are failures; the message has all of them.
+    """
+    if failures:
+        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures.values()))
+
+
+class Progress:
+    """Shows the last log line of each running process in one place of the terminal."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self.lines: dict[str, str] = {}
+
+    def __call__(self, label: str, line: str) -> None:
+        """Show ``line`` for the run ``label``; an empty line removes the run."""
+        self.lines.pop(label, None)
+        if line:
+            self.lines[label] = line
+        self.write(escape("\n".join(map(": ".join, list(self.lines.items())))))
+
+
+def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str], None]) -> tuple[Job, str]:
+    """Do one run in a process of its own; a run that was interrupted is resumed.
+
+    Args:
+        job: the run.
+        processes: the group of the run's process.
+        show: called with the run's label and the last line of its log.
+
+    Returns:
+        The run, and its error message; empty if it finished.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    begun = any((job.folder / "checkpoint").glob("*"))
+    way = "overwrite=true"
+    if begun and not job.stale():
+        way = "resume=true"
+    log = job.folder / "run.log"
+    for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
+        if job.summary() is not None and choice != way:
+            break  # it finished without a score, and would do so again
+        with log.open("w") as stream:
+            process = processes.start(["run", *job.overrides, choice], job.settings.train.threads, stream)
+        code = None
+        while code is None:
+            show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(POLL_SECONDS)
+        show(job.label, "")
+        if code == 0:
+            return job, ""
+        if code in INTERRUPTED:
+            break
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")] or lines
+    if not errors:
+        return job, f"exit code {code}"
+    return job, errors[-1].removeprefix("error: ")
+
+
+def _score(job: Job, rule: str) -> str:
+    """Return a run's score and the rule's name; by the last round if the rule gives no score."""
+    summary = RunFolder.open(job.folder).summary
+    known = "final"
+    if rule in summary["scores"]:
+        known = rule
+    score = summary["scores"].get(known, summary)
+    text = f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}"
+    if summary["rounds_skipped"]:
+        text += f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped"
+    text += ")"
+    if score.get("missing"):
+        text += f" {PARTIAL} PARTIAL, without {named_missing(score['missing'])}"
+    return text
+
+
+def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -> None:
+    """Record the sweep in its folder, so that no other sweep is mixed with it."""
+    folders = [job.folder.relative_to(output.absolute()).as_posix() for job in jobs]
+    write_json(output / "sweep.json", {"arguments": list(arguments), "runs": folders})
+
+
+def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
+    text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
+    boards = group_runs([RunFolder(job.folder) for job in jobs])
+    for board in boards:
+        score_sheet(board, "final").show()
+    text.append(table_text(boards, "final", "md"))
+    for line in privacy_lines(jobs):
+        text.append(line + "\n")
+    write_text(output / "table.md", "\n".join(text))
+    console.print(f"wrote {output.absolute() / 'table.md'}", markup=False)

@@ -1,0 +1,1 @@
+"""Trained models in folders of their own: written in several formats, and described to people."""

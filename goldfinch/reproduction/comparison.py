@@ -1,0 +1,400 @@
+"""Compares our numbers with the published ones: mean and deviation over seeds, gaps, order.
+
+**Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
+clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, verdict.
+
+**When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x models scored on
+them x rounds that count x seeds)``. There is one model per client that is scored on the domain. Two rows tie in a
+domain if they differ by less than half a step: they then have the same number of images right in sum. They tie in the
+average over D domains if they differ by less than half of the smallest step over D. Without a record of the counts two
+rows tie if they differ by less than 1e-9, which is the noise of floating point.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
+from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
+from goldfinch.results.run import RunFolder
+from goldfinch.results.seeds import Value, curve
+from server.run.schema import SCORES
+
+MEGABYTE = 1e6
+
+EXACT = 1e-9
+"""Percentage points below which two numbers differ by floating point alone."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A test domain of the table: what the paper scored, and what we did, the same or its stand-in."""
+
+    published: str
+    scored: str
+    title: str
+
+    @property
+    def comparable(self) -> bool:
+        """Whether ours and the published number are of the same data set."""
+        return self.published == self.scored
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with our runs.
+
+    Args:
+        row: what was published.
+        folders: the runs' folders, by seed.
+        summaries: the runs' ``summary.json``, by seed; runs that did not finish are missing.
+        failures: what went wrong, by seed.
+        measured: the table's further measure, one value per seed.
+    """
+
+    row: PublishedRow
+    folders: Mapping[int, Path]
+    summaries: Mapping[int, Mapping[str, Any]]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    measured: tuple[float, ...] = ()
+
+    @property
+    def personal(self) -> bool:
+        """Whether its scores are of clients' own models."""
+        scored = [summary["scored"] for summary in self.summaries.values()]
+        return "own model" in scored
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table and its reproduction: the rows that were run, with the seeds that were requested."""
+
+    table: PublishedTable
+    scale: Scale
+    lines: tuple[Line, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The table's domains, in order; a stand-in is named as what it is."""
+        found = []
+        for published, title in self.table.domains.items():
+            scored = self.table.stand_in(published, self.scale)
+            shown = title if scored == published else f"{scored} (stands in for {title})"
+            found.append(Column(published, scored, shown))
+        return tuple(found)
+
+    @property
+    def comparable(self) -> tuple[Column, ...]:
+        """Columns of the same data set on both sides."""
+        found: list[Column] = []
+        for column in self.columns:
+            if column.comparable:
+                found.append(column)
+        return tuple(found)
+
+    # ---- ours ------------------------------------------------------------------------------------------------------
+
+    def _scores(self, line: Line) -> list[Mapping[str, Any]]:
+        return [line.summaries[seed]["scores"][self.table.rule] for seed in sorted(line.summaries)]
+
+    def missing(self, line: Line) -> dict[int, Mapping[str, Any]]:
+        """What each run's score lacks, by seed: domains with the last round that scored them; empty if whole."""
+        found = {}
+        for seed in sorted(line.summaries):
+            missing = line.summaries[seed]["scores"][self.table.rule].get("missing")
+            if missing:
+                found[seed] = missing
+        return found
+
+    def ours(self, line: Line, column: Column) -> Value | None:
+        """Accuracy on one domain by the paper's rule; partial where a seed lacks domains."""
+        values = []
+        for score in self._scores(line):
+            if column.scored in score["accuracy"]:
+                values.append(float(score["accuracy"][column.scored]))
+        return Value.of(values, partial=bool(self.missing(line)))
+
+    def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
+        """Unweighted mean over ``columns``."""
+        domains = {column.scored for column in columns}
+        values: list[float] = []
+        for score in self._scores(line):
+            accuracy = score["accuracy"]
+            if domains <= set(accuracy):
+                values.append(statistics.fmean([float(accuracy[column.scored]) for column in columns]))
+        return Value.of(values, partial=bool(self.missing(line)))
+
+    def over_domains(self, line: Line, what: str) -> Value | None:
+        """The lowest domain's accuracy (``worst``), or the deviation between domains in points (``spread``)."""
+        return Value.of([float(score[what]) for score in self._scores(line)], partial=bool(self.missing(line)))
+
+    def megabytes(self, line: Line) -> Value | None:
+        """Megabytes (1e6 bytes) up and down of all clients over the run."""
+        sizes: list[float] = []
+        for summary in line.summaries.values():
+            sent = summary["bytes"]
+            sizes.append((sent["up"] + sent["down"]) / MEGABYTE)
+        return Value.of(sizes)
+
+    def curve(self, line: Line) -> dict[int, Value]:
+        """Average accuracy over the table's domains by round, over seeds."""
+        runs = [RunFolder(line.folders[seed]) for seed in sorted(line.summaries)]
+        return curve(runs, [column.scored for column in self.columns])
+
+    # ---- next to the paper ------------------------------------------------------------------------------------------
+
+    def published(self, line: Line, column: Column) -> float | None:
+        """The printed accuracy on one domain."""
+        cells = line.row.cells or (None,) * len(self.table.domains)
+        return cells[list(self.table.domains).index(column.published)]
+
+    def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
+        """The printed average where it is over ``columns`` and no misprint, else the mean of their printed cells."""
+        all_columns = len(columns) == len(self.table.domains)
+        wrong = line.row.misprint and line.row.has_cells
+        if all_columns and line.row.average is not None and not wrong:
+            return line.row.average
+        known: list[float] = []
+        for column in columns:
+            cell = self.published(line, column)
+            if cell is None:
+                return None
+            known.append(cell)
+        if not known:
+            return None
+        return statistics.fmean(known)
+
+    def gap(self, line: Line, column: Column) -> float | None:
+        """Ours minus published, percentage points; ``None`` for a stand-in."""
+        ours = self.ours(line, column)
+        theirs = self.published(line, column)
+        if not column.comparable or ours is None or theirs is None:
+            return None
+        return ours.mean - theirs
+
+    def average_gap(self, line: Line) -> float | None:
+        """Ours minus published, of the average over comparable columns."""
+        ours = self.our_average(line, self.comparable)
+        theirs = self.published_average(line, self.comparable)
+        if ours is None or theirs is None:
+            return None
+        return ours.mean - theirs
+
+    # ---- order -----------------------------------------------------------------------------------------------------
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether rows are of clients' own models, for each kind of rows that were run: they are ranked apart."""
+        found: set[bool] = set()
+        for line in self.lines:
+            if line.summaries:
+                found.add(line.personal)
+        return tuple(sorted(found, reverse=True))
+
+    @property
+    def own(self) -> Line | None:
+        """The paper's own row, if it was run."""
+        for line in self.lines:
+            if line.row.label == self.table.own and line.summaries:
+                return line
+        return None
+
+    @property
+    def judged(self) -> bool:
+        """The kind of rows that the verdict is about: that of the paper's own row, else of most rows."""
+        if self.own is not None:
+            return self.own.personal
+        personal = [line.personal for line in self.lines]
+        return 2 * sum(personal) > len(personal)
+
+    def ranked_with(self, personal: bool) -> list[Line]:
+        """The rows of one kind with a number in every column; a row is never ranked if its score lacks domains."""
+        found: list[Line] = []
+        for line in self.lines:
+            if line.personal != personal or self.missing(line):
+                continue
+            if self.our_average(line, self.columns) is not None:
+                found.append(line)
+        return found
+
+    @cached_property
+    def _steps(self) -> dict[str, float]:
+        """The smallest step of each domain over all rows, in percentage points; empty without a record of counts."""
+        steps: dict[str, float] = {}
+        for line in self.lines:
+            for seed in line.summaries:
+                rounds = line.summaries[seed]["scores"][self.table.rule].get("rounds", 1)
+                for domain, images in _scored_images(line.folders[seed]).items():
+                    step = 100.0 / (images * rounds * len(line.summaries))
+                    steps[domain] = min(step, steps.get(domain, step))
+        return steps
+
+    def tolerance(self, columns: Sequence[Column]) -> float:
+        """The difference below which two rows tie in the average over ``columns``, in percentage points."""
+        steps = []
+        for column in columns:
+            if column.scored in self._steps:
+                steps.append(self._steps[column.scored])
+        if not steps:
+            return EXACT
+        return max(EXACT, min(steps) / len(columns) / 2)
+
+    def order(self, column: Column | None = None, personal: bool | None = None) -> Order:
+        """Agreement of order in a column, or in the average over comparable columns, among rows of one kind.
+
+        Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
+
+        Args:
+            column: ``None`` is the average.
+            personal: rows of clients' own models or of one shared model; ``None`` is the kind of the paper's own row.
+        """
+        columns = self.columns
+        for line in self.lines:
+            if line.row.has_cells:
+                columns = self.comparable
+        kind = personal
+        if kind is None:
+            kind = self.judged
+        compared: Sequence[Column] = columns
+        if column is not None:
+            compared = [column]
+        pairs: list[tuple[float, float]] = []
+        for line in self.lines:
+            if line.personal != kind or self.missing(line):
+                continue
+            if column is not None:
+                ours, theirs = self.ours(line, column), self.published(line, column)
+            else:
+                ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
+            if ours is not None and theirs is not None:
+                pairs.append((ours.mean, theirs))
+        return agreement(pairs, self.tolerance(compared))
+
+    def best_of(self, personal: bool) -> list[Line]:
+        """The best rows of one kind by the average over all columns: one, or those that tie for it."""
+        rivals = self.ranked_with(personal)
+        means: list[float] = []
+        for line in rivals:
+            average = self.our_average(line, self.columns)
+            if average is not None:
+                means.append(average.mean)
+        places = levels(means, self.tolerance(self.columns))
+        found: list[Line] = []
+        for line, place in zip(rivals, places, strict=True):
+            if place == max(places):
+                found.append(line)
+        return found
+
+    @property
+    def ranked_kinds(self) -> tuple[bool, ...]:
+        """The kinds of rows in which there is something to rank: two rows or more, or the only kind."""
+        if len(self.kinds) == 1:
+            return self.kinds
+        found: list[bool] = []
+        for kind in self.kinds:
+            if len(self.ranked_with(kind)) > 1:
+                found.append(kind)
+        return tuple(found)
+
+    def best(self) -> list[Line]:
+        """The best rows of each kind."""
+        found: list[Line] = []
+        for kind in self.ranked_kinds:
+            found += self.best_of(kind)
+        return found
+
+    def claim(self) -> Claim | None:
+        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
+        if self.own is None or self.own not in self.ranked_with(self.own.personal):
+            return None
+        mine = self.our_average(self.own, self.columns)
+        if mine is None:
+            return None
+        tolerance = self.tolerance(self.columns)
+        rivals: list[tuple[Line, Value]] = []
+        ahead = 0
+        for line in self.ranked_with(self.own.personal):
+            average = self.our_average(line, self.columns)
+            if line is self.own or average is None:
+                continue
+            rivals.append((line, average))
+            if average.mean > mine.mean + tolerance:
+                ahead += 1
+        if not rivals:
+            return None
+        best_rival, other = max(rivals, key=lambda rival: rival[1].mean)
+        deviation = None
+        if mine.deviation is not None and other.deviation is not None:
+            deviation = max(mine.deviation, other.deviation)
+        return Claim(
+            self.own.row.label,
+            best_rival.row.label,
+            len(rivals) + 1,
+            ahead + 1,
+            mine.mean - other.mean,
+            tolerance,
+            deviation,
+        )
+
+    def verdict(self) -> Verdict:
+        """Whether the paper's order holds, by the rule of :mod:`goldfinch.reproduction.verdict`."""
+        return verdict(self.order(), self.claim())
+
+    def splits(self) -> dict[str, str]:
+        """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
+        found: dict[str, str] = {}
+        for line in self.lines:
+            for summary in line.summaries.values():
+                found |= summary["splits"]
+        return dict(sorted(found.items()))
+
+
+def _scored_images(folder: Path) -> dict[str, int]:
+    """Return each domain's test images times the number of clients' models scored on them, from ``scores.jsonl``."""
+    if not (folder / SCORES).exists():
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    for row in RunFolder(folder).scores:
+        found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
+    images: dict[str, int] = {}
+    for domain, counts in found.items():
+        images[domain] = max(counts.values()) * len(counts)
+    return images
+
+
+def levels(values: Sequence[float], tolerance: float = EXACT) -> list[int]:
+    """Return each value's level, from 0 for the lowest; values that differ by no more than ``tolerance`` share one."""
+    level = {}
+    place = 0
+    for before, value in itertools.pairwise([*sorted(values)[:1], *sorted(values)]):
+        place += value - before > tolerance
+        level[value] = place
+    return [level[value] for value in values]
+
+
+def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) -> Order:
+    """Return Spearman's rank correlation, and how many published orders of two rows hold.
+
+    Args:
+        pairs: (ours, published) of each row, in per cent.
+        tolerance: the difference below which two of ours tie. Published numbers tie if they are printed alike.
+    """
+    ours = levels([mine for mine, _ in pairs], tolerance)
+    theirs = levels([printed for _, printed in pairs])
+    told_apart = kept = tied = 0
+    for (mine, printed), (other, other_printed) in itertools.combinations(zip(ours, theirs, strict=True), 2):
+        if printed != other_printed:
+            told_apart += 1
+            kept += (mine - other) * (printed - other_printed) > 0
+            tied += mine == other
+    correlation = None
+    if len(pairs) >= 3 and len(set(ours)) > 1 and len(set(theirs)) > 1:
+        correlation = float(spearmanr(ours, theirs).statistic)
+    return Order(len(pairs), correlation, told_apart, kept, tied)

@@ -1,0 +1,272 @@
+"""Write the page of a reproduced table: Markdown with pictures as files, and one HTML file that holds everything."""
+
+import base64
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from common.metrics import PARTIAL, RULES, named_missing
+from common.versions import combined_hash
+from goldfinch.reproduction.comparison import Column, Comparison, Line
+from goldfinch.reproduction.verdict import Order
+from goldfinch.results.sheets import Sheet
+from goldfinch.results.templates import templates
+
+HERE = Path(__file__).resolve().parent
+KINDS = {True: "own models", False: "one shared model"}
+
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG and the name of its file."""
+
+    content: bytes
+    name: str
+    says: str
+
+    @property
+    def base64(self) -> str:
+        """Return the PNG in Base64."""
+        return base64.b64encode(self.content).decode()
+
+
+def pages(
+    comparison: Comparison, command: str, pictures: Sequence[Picture] = (), changed: Sequence[str] = ()
+) -> tuple[str, str]:
+    """Return the page as Markdown and as HTML.
+
+    Args:
+        comparison: the reproduced table and the published one.
+        command: the command line that makes the page again.
+        pictures: figures to put on the page.
+        changed: overrides from the command line.
+    """
+    table = comparison.table
+    scored = set()
+    misprints = []
+    for line in comparison.lines:
+        for summary in line.summaries.values():
+            scored.add(summary["scored"])
+        if line.row.misprint:
+            misprints.append(f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}")
+    personal = {line.personal for line in comparison.lines}
+    order = _order(comparison)
+    content: dict[str, Any] = {
+        "table": table,
+        "scale": comparison.scale,
+        "reduced": table.reduction(comparison.scale),
+        "command": command,
+        "changed": changed,
+        "pictures": pictures,
+        "rule": RULES[table.rule].name,
+        "scored": sorted(scored),
+        "mixed": len(personal) > 1,
+        "ours": _ours(comparison),
+        "is_published": any(line.row.expected_average is not None for line in comparison.lines),
+        "published": _published(comparison),
+        "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
+        "mark": PARTIAL,
+        "misprints": misprints,
+        "order": order,
+        "averages_over": len(order.rows),
+        "partial": _partial(comparison),
+        "verdict": comparison.verdict(),
+        "facts": Sheet("", ("", ""), _facts(comparison)),
+        "unfinished": Sheet("", ("row", "seed", "what went wrong"), _unfinished(comparison)),
+    }
+    plain = templates(HERE, escape=False)
+    plain.globals["written"] = _markdown_table
+    markdown = plain.get_template("page.j2").render({**content, "as": plain.get_template("markdown.j2").module})
+    escaping = templates(HERE)
+    escaping.globals["written"] = _html_table
+    form: Any = escaping.get_template("html.j2").module
+    body = escaping.get_template("page.j2").render({**content, "as": form})
+    html = form.page(f"{table.name}, scale={comparison.scale}", Markup(body))  # noqa: S704  # escaped by the template
+    return markdown.rstrip() + "\n", str(html).lstrip()
+
+
+def _markdown_table(sheet: Sheet) -> str:
+    """Return a table in Markdown."""
+    return sheet.markdown() + "\n"
+
+
+def _html_table(sheet: Sheet) -> Markup:
+    """Return a table in HTML."""
+    return Markup('<div class="scroll">{}</div>').format(Markup(sheet.html()))  # noqa: S704  # escaped by the sheet
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    """Return the number in the given format, or ``-`` for ``None``."""
+    if value is None:
+        return "-"
+    return format(value, form)
+
+
+def _ours(comparison: Comparison) -> Sheet:
+    """Return our table; the best rows are bold."""
+    table = comparison.table
+    columns = comparison.columns
+    best = comparison.best()
+    header = ["row"]
+    for column in columns:
+        header.append(column.title)
+    header += ["average", "worst", "spread"]
+    if table.measure:
+        header.append(table.measure.replace("_", " "))
+    header += ["MB", "seeds"]
+    rows = []
+    strong: set[tuple[int, int]] = set()
+    for index, line in enumerate(comparison.lines):
+        rows.append(_our_row(comparison, line))
+        if line in best:
+            strong.update((index, place) for place in range(len(header)))
+    return Sheet("", header, rows, strong)
+
+
+def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
+    """Return the cells of one row of our table; ``-`` where there is no number."""
+    label = line.row.label
+    if line.personal:
+        label += " (own models)"
+    scores = []
+    for column in comparison.columns:
+        scores.append(comparison.ours(line, column))
+    scores.append(comparison.our_average(line, comparison.columns))
+    scores.append(comparison.over_domains(line, "worst"))
+    scores.append(comparison.over_domains(line, "spread"))
+    cells = [label]
+    for score in scores:
+        cells.append("-" if score is None else str(score))
+    if comparison.table.measure:
+        measured = None
+        if line.measured:
+            measured = statistics.fmean(line.measured)
+        cells.append(_number(measured))
+    megabytes = comparison.megabytes(line)
+    cells.append("-" if megabytes is None else _number(megabytes.mean, ".1f"))
+    seeds = ",".join(map(str, sorted(line.summaries)))
+    cells.append(seeds or "-")
+    return tuple(cells)
+
+
+def _published(comparison: Comparison) -> Sheet:
+    """Return the published table, with the gap to ours in parentheses."""
+    table = comparison.table
+    columns = comparison.columns
+    all_comparable = len(comparison.comparable) == len(columns)
+    header = ["row", *table.domains.values(), "average"]
+    if table.measure:
+        header.append("measured")
+    rows = []
+    for line in comparison.lines:
+        cells = [line.row.label]
+        for place, column in enumerate(columns):
+            deviation = None
+            if line.row.deviations:
+                deviation = line.row.deviations[place]
+            cells.append(_with_gap(comparison.published(line, column), deviation, comparison.gap(line, column)))
+        gap = None
+        if all_comparable:
+            gap = comparison.average_gap(line)
+        cells.append(_with_gap(comparison.published_average(line, columns), None, gap))
+        if table.measure:
+            cells.append(_number(line.row.measured))
+        rows.append(tuple(cells))
+    return Sheet("", header, rows)
+
+
+def _with_gap(printed: float | None, deviation: float | None, gap: float | None) -> str:
+    """Return the printed number with its deviation and the gap to ours, as ``71.20 ± 0.50 (-1.30)``."""
+    if printed is None:
+        return "-"
+    text = f"{printed:.2f}"
+    if deviation is not None:
+        text += f" ± {deviation:.2f}"
+    if gap is not None:
+        text += f" ({gap:+.2f})"
+    return text
+
+
+def _order(comparison: Comparison) -> Sheet:
+    """Return the table that compares our order of methods with the paper's."""
+    columns: tuple[Column, ...] = ()
+    if any(line.row.cells for line in comparison.lines):
+        columns = comparison.comparable
+    rows: Rows = []
+    for kind in comparison.ranked_kinds or (False,):
+        suffix = ""
+        if len(comparison.kinds) > 1:
+            suffix = f", {KINDS[kind]}"
+        for column in columns:
+            rows.append(_order_row(column.title + suffix, comparison.order(column, kind)))
+        rows.append(_order_row("average" + suffix, comparison.order(None, kind)))
+    return Sheet("", ("column", "rows", "Spearman", "pairs in the paper's order"), rows)
+
+
+def _order_row(title: str, order: Order) -> tuple[str, ...]:
+    """Return the cells of one row: title, number of rows, Spearman's correlation, pairs in the same order."""
+    pairs = f"{order.kept} of {order.pairs}"
+    if order.tied:
+        pairs += f", {order.tied} tied"
+    return title, str(order.rows), _number(order.correlation), pairs
+
+
+def _partial(comparison: Comparison) -> str:
+    """Return what each row's scores lack, by seed; empty where all are complete."""
+    found = []
+    for line in comparison.lines:
+        for seed, missing in comparison.missing(line).items():
+            found.append(f"{line.row.label}, seed {seed}: without {named_missing(missing)}")
+    return "; ".join(found)
+
+
+def _facts(comparison: Comparison) -> Rows:
+    """Return how the table was made: setting, seeds, data split, code and time."""
+    seconds = []
+    for line in comparison.lines:
+        for summary in line.summaries.values():
+            seconds.append(float(summary["wall_seconds"]))
+    splits = comparison.splits()
+    split_hash = "-"
+    if splits:
+        split_hash = combined_hash(splits)
+    return [
+        ("setting", f"conf/experiment/{comparison.table.name}.yaml"),
+        ("seeds", ", ".join(map(str, comparison.seeds))),
+        ("split, SHA-256", split_hash),
+        ("code", _codes(comparison)),
+        ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
+    ]
+
+
+def _codes(comparison: Comparison) -> str:
+    """Return the hash of the code that ran; where runs differ, each hash with the runs that it made."""
+    runs_by_code: dict[str, list[str]] = {}
+    for line in comparison.lines:
+        for seed, summary in sorted(line.summaries.items()):
+            code = str(summary.get("code", "not recorded"))
+            runs_by_code.setdefault(code, []).append(f"{line.row.label} seed {seed}")
+    if not runs_by_code:
+        return "-"
+    if len(runs_by_code) == 1:
+        return next(iter(runs_by_code))
+    parts = []
+    for code, runs in runs_by_code.items():
+        parts.append(f"{code}: {', '.join(runs)}")
+    return "NOT THE SAME IN ALL RUNS: " + "; ".join(parts)
+
+
+def _unfinished(comparison: Comparison) -> Rows:
+    """Return a row for each run that has no final state: label, seed, and what went wrong."""
+    rows: Rows = []
+    for line in comparison.lines:
+        for seed in sorted(line.folders):
+            if seed not in line.summaries:
+                rows.append((line.row.label, str(seed), line.failures.get(seed, "not run yet")))
+    return rows

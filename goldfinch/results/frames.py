@@ -1,0 +1,370 @@
+"""The frame of a table: a pandas DataFrame with one record for each row of runs and each column of scores.
+
+Runs become groups (:mod:`goldfinch.results.groups`), groups become cells here, and every format shows these cells: the
+terminal, Markdown, LaTeX, CSV, JSON, the report and the Python interface.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.metrics import PARTIAL, RULES
+from goldfinch.results.groups import Board, Group, leader
+from goldfinch.results.seeds import Value
+from goldfinch.results.sheets import UNSEEN, Sheet, pandas_library
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OWN_MODELS = "* scored with each client's own model, on its own domain; not ranked with rows of one shared model"
+
+BOUNDS = "bounds, never ranked: each client alone (lower), all clients' images in one place (upper)"
+
+ATTACKED = "under attack: the named clients were hostile, in a simulation"
+
+BEST = "Bold: the best; the 95 % interval of its paired difference over seeds from every other row excludes 0"
+
+OVER_SEEDS = "mean ± standard deviation over seeds"
+
+NUMBERS = ("table", "method", "column", "metric", "mean", "std", "partial", "seeds", "best", "rounds")
+"""Columns of :func:`score_frame` that CSV and JSON hold."""
+
+Values = Literal["text", "mean", "std"]
+
+
+# ---- what a row tells besides its scores -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A column of a table that holds no score. Another one in :data:`FACTS` is in every format but CSV.
+
+    CSV has a line for each score: its columns are :data:`NUMBERS`, which :func:`score_frame` fills.
+
+    Args:
+        name: its head, and its name in JSON and in Python.
+        value: computes it for a row: what JSON holds.
+        text: writes it: what tables print.
+    """
+
+    name: str
+    value: Callable[[Group], Any]
+    text: Callable[[Group], str]
+
+
+def _rounds(group: Group) -> str:
+    # a run without an end has no summary, and seeds may differ
+    skipped = statistics.fmean(run.summary.get("rounds_skipped", 0) for run in group.runs)
+    if skipped:
+        return f"{group.rounds_shown} ({skipped:g} skipped)"
+    return str(group.rounds_shown)
+
+
+def _megabytes(group: Group) -> float | None:
+    """Return the megabytes that a run sent and received, the mean over seeds.
+
+    ``None`` is of a bound, whose clients would send nothing, and of a row without a run that has ended.
+    """
+    found: list[float] = []
+    for run in group.runs:
+        if "bytes" in run.summary and not group.bound:
+            sent = run.summary["bytes"]
+            found.append((sent["up"] + sent["down"]) / 1e6)
+    if not found:
+        return None
+    return statistics.fmean(found)
+
+
+def _megabytes_text(group: Group) -> str:
+    megabytes = _megabytes(group)
+    if megabytes is None:
+        return "-"
+    return f"{megabytes:.1f}"
+
+
+FACTS = (
+    Fact("rounds", lambda group: group.rounds_shown, _rounds),
+    Fact("seeds", lambda group: group.seeds, lambda group: ",".join(map(str, group.seeds))),
+    Fact("MB", _megabytes, _megabytes_text),
+)
+"""The columns after the scores."""
+
+
+def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) -> pd.DataFrame:
+    """Return rows as a DataFrame.
+
+    Args:
+        rows: the rows.
+        numbers: columns that hold numbers, besides those that begin with ``seconds`` or ``bytes``; an empty text
+            becomes NaN.
+    """
+    pandas = pandas_library()
+    table = pandas.DataFrame(list(rows))
+    for column in table.columns:
+        if column in numbers or column.startswith(("seconds", "bytes")):
+            table[column] = pandas.to_numeric(table[column])
+    return table
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def domain_columns(groups: Sequence[Group], rule: str) -> list[str]:
+    """Return the domains of the groups' scores in the order they appear; those that no group scored come last."""
+    scored: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            if rule in run.rules:
+                scored |= dict.fromkeys(run.rules[rule]["accuracy"])
+                missing |= dict.fromkeys(run.rules[rule]["missing"])
+    return list(scored | missing)
+
+
+def domain_heads(groups: Sequence[Group], domains: Sequence[str]) -> list[str]:
+    """Return the heads of the domains' columns; a domain that no group trained on is marked ``(unseen)``."""
+    heads = []
+    for name in domains:
+        head = name
+        if all(name in group.unseen for group in groups):
+            head = f"{name} (unseen)"
+        heads.append(head)
+    return heads
+
+
+def summary_columns(groups: Sequence[Group]) -> list[str]:
+    """Return the columns after the domains.
+
+    Runs with unseen domains have an average over the domains that clients trained on, and one over the others. Runs
+    with validation samples have the average on these.
+    """
+    keys: set[str] = set()
+    for group in groups:
+        for run in group.runs:
+            for score in run.rules.values():
+                keys.update(score)
+    found = ["average", "worst", "spread"]
+    if "unseen_average" in keys:
+        found += ["seen_average", "unseen_average"]
+    if "validation" in keys:
+        found.append("validation")
+    return found
+
+
+def column_names(boards: Sequence[Board], rule: str) -> list[str]:
+    """Return the names of the tables' columns as ``goldfinch table --columns`` takes them, each once."""
+    found: dict[str, None] = {}
+    for board in boards:
+        found |= dict.fromkeys(domain_columns(board.groups, rule))
+    for board in boards:
+        for column in summary_columns(board.groups):
+            found[column.removesuffix("_average")] = None
+    for fact in FACTS:
+        found[fact.name] = None
+    return list(found)
+
+
+# ---- the frame -------------------------------------------------------------------------------------------------------
+
+
+def score_frame(board: Board, rule: str) -> pd.DataFrame:
+    """Return the cells of a table: one record for each row, and in it for each column of scores.
+
+    - ``table``, ``method``, ``column``, ``metric``: what the number is, and ``head``, the column's printed head;
+    - ``mean``, ``std``: in the metric's unit; NaN without a score, and for the deviation of one seed;
+    - ``partial``: whether a score lacks domains of its run, or a run lacks the score;
+    - ``seeds``: the number of runs with the score; ``rounds``: those of the row; ``key``: the column's name in a group;
+    - ``best``: see :func:`goldfinch.results.groups.leader`;
+    - ``mark``, ``text``: the marks behind the number, and both as printed; ``digits`` are those after the point.
+    """
+    groups = board.groups
+    domains = domain_columns(groups, rule)
+    heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(groups, domains), strict=True)}
+    for column in summary_columns(groups):
+        heads[column] = column.removesuffix("_average")
+    leaders = {column: leader(groups, column, rule) for column in heads}
+    records: list[dict[str, Any]] = []
+    for group in groups:
+        for column, head in heads.items():
+            value = group.value(column, rule)
+            record: dict[str, Any] = {"table": board.title, "method": group.label}
+            record |= {"column": column.removeprefix("domain:").removesuffix("_average"), "head": head}
+            record |= {"metric": group.runs[0].metric, "seeds": len(group.values(column, rule)), "key": column}
+            record |= {"rounds": group.rounds_shown, "best": group is leaders[column]}
+            records.append(record | _cell(value, unseen_mark(groups, group, column)))
+    return pandas_library().DataFrame(records).astype({"mean": float, "std": float})
+
+
+def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
+    """Return the entries of a cell that are its value's."""
+    if value is None:
+        return {"mean": None, "std": None, "partial": True, "mark": "", "text": "-", "digits": 2}
+    mark = PARTIAL * value.partial + unseen
+    text = str(value)
+    if unseen:
+        text += f" {unseen}"
+    found = {"mean": value.mean, "std": value.deviation, "partial": value.partial}
+    return {**found, "mark": mark, "text": text, "digits": value.digits}
+
+
+def unseen_mark(groups: Sequence[Group], group: Group, column: str) -> str:
+    """Return the mark of a group that has not trained on a column's domain where another has; empty otherwise."""
+    domain = column.removeprefix("domain:")
+    if domain == column or domain not in group.unseen:
+        return ""
+    if all(domain in other.unseen for other in groups):
+        return ""
+    return UNSEEN
+
+
+def partial_notes(groups: Sequence[Group], rule: str) -> list[str]:
+    """Return one line for each group with a partial score: what it lacks, and since when."""
+    lines: list[str] = []
+    for group in groups:
+        missing = group.missing(rule)
+        if missing:
+            lines.append(f"{PARTIAL} partial, not ranked: {group.label}: {'; '.join(missing)}")
+    return lines
+
+
+def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
+    """Return the notes below a table: what is partial, what the marks in its cells mean, and what rows differ in."""
+    lines = partial_notes(board.groups, rule)
+    if frame["mark"].str.contains(UNSEEN).any():
+        lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
+    if frame["best"].any():
+        lines.append(BEST)
+    if any(run.attack for run in board.runs):
+        lines.append(ATTACKED)
+    if board.bounds:
+        lines.append(f"{', '.join(board.bounds)}: {BOUNDS}")
+    return [*lines, *board.notes()]
+
+
+def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame:
+    """Return a table as it is printed: a row for each group, a column for each domain and summary.
+
+    Args:
+        board: the table.
+        rule: how runs are scored.
+        values: ``text`` gives the printed cells; ``mean`` and ``std`` give numbers, NaN for a partial score.
+    """
+    frame = score_frame(board, rule)
+    if values != "text":
+        frame.loc[frame["partial"], values] = float("nan")
+    heads = dict(zip(frame["key"], frame["head"], strict=True))
+    found = frame.pivot(index="method", columns="key", values=values)
+    found = found.loc[[group.label for group in board.groups], list(heads)]
+    return found.rename(columns=heads).rename_axis(columns=None)
+
+
+def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> pd.DataFrame:
+    """Return the tables of :func:`wide_frame` as one, with :data:`FACTS`, and with the notes in ``attrs``.
+
+    Args:
+        boards: the tables; if there are several, the first level of the index names them.
+        rule: how runs are scored.
+        values: see :func:`wide_frame`.
+    """
+    tables: dict[str, pd.DataFrame] = {}
+    notes: list[str] = []
+    for board in boards:
+        table = wide_frame(board, rule, values).drop(columns="spread")
+        for fact in FACTS:
+            table[fact.name] = [_for_a_cell(fact.value(group)) for group in board.groups]
+        tables[board.title] = table
+        own_models = [group.label for group in board.groups if group.personal]
+        if own_models:
+            notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
+        for note in table_notes(board, score_frame(board, rule), rule):
+            if note not in notes:
+                notes.append(note)
+    found = pandas_library().concat(tables, names=["table", "method"])
+    if len(boards) == 1:
+        found = found.droplevel("table")
+    found.attrs["notes"] = notes
+    found.attrs["rule"] = rule
+    return found
+
+
+def _for_a_cell(value: Any) -> Any:
+    """Return a value of a row; a list becomes a text."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return value
+
+
+# ---- as texts --------------------------------------------------------------------------------------------------------
+
+
+def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Sequence[str] = ()) -> Sheet:
+    """Return a table with its rounds, seeds and megabytes, and with its notes.
+
+    Args:
+        board: the table.
+        rule: how runs are scored.
+        spread: whether the standard deviation between domains is a column.
+        columns: names of :func:`column_names`, in the order in which they are shown; none of them shows all. A column
+            that this table does not have is left out.
+    """
+    frame = score_frame(board, rule)
+    if columns:
+        frame = frame[frame["column"].isin(columns)]
+    elif not spread:
+        frame = frame[frame["key"] != "spread"]
+    facts = [fact.name for fact in FACTS]
+    heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), *facts]
+    rows: list[list[str]] = []
+    strong: set[tuple[int, int]] = set()
+    for number, group in enumerate(board.groups):
+        cells = frame[frame["method"] == group.label]
+        for place, best in enumerate(cells["best"], 1):
+            if best:
+                strong.add((number, place))
+        rows.append([starred_label(group), *cells["text"], *[fact.text(group) for fact in FACTS]])
+    notes = table_notes(board, frame, rule)
+    if any(group.personal for group in board.groups):
+        notes.insert(0, OWN_MODELS)
+    title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
+    if any(len(group.runs) > 1 for group in board.groups):
+        title += f"; {OVER_SEEDS}"
+    sheet = Sheet(title, heads, rows, strong, notes)
+    if not columns:
+        return sheet
+    names = [*dict(zip(frame["key"], frame["column"], strict=True)).values(), *facts]
+    return sheet.with_columns([0, *[1 + names.index(name) for name in columns if name in names]])
+
+
+def measure(board: Board) -> str:
+    """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
+    return board.groups[0].runs[0].measure.title
+
+
+def starred_label(group: Group) -> str:
+    """Return a group's label; with a star if it is scored with clients' own models."""
+    return group.label + " *" * group.personal
+
+
+def json_table(board: Board, rule: str) -> dict[str, Any]:
+    """Return a table as containers that JSON can write."""
+    frame = score_frame(board, rule)
+    rows: list[dict[str, Any]] = []
+    for group in board.groups:
+        cells = frame[frame["method"] == group.label].set_index("column")[["mean", "std", "partial", "best"]]
+        rows.append(
+            {
+                "method": group.label,
+                "own_models": group.personal,
+                "bound": group.bound,
+                "attack": group.runs[0].attack,
+                **{fact.name: fact.value(group) for fact in FACTS},
+                "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
+                "runs": [str(run.folder) for run in group.runs],
+                "state_sha256": [run.state_sha256 for run in group.runs],
+            }
+        )
+    notes = table_notes(board, frame, rule)
+    return {"title": board.title, "metric": board.groups[0].runs[0].metric, "rows": rows, "notes": notes}

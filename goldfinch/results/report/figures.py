@@ -1,0 +1,338 @@
+"""The figures of the page, from boards of runs: each is one function here and one line of ``page.html``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from common.errors import ConfigError
+from goldfinch.results.curves import (
+    AVERAGE,
+    WORST,
+    Curves,
+    accuracy_curves,
+    cost_curves,
+    loss_curves,
+    over_seeds,
+    train_losses,
+)
+from goldfinch.results.figures import charts
+from goldfinch.results.figures.prototypes import prototype_figure
+from goldfinch.results.groups import Board, Group, run_name
+from goldfinch.results.report.results import metric_boards, total_bytes
+from goldfinch.results.run import RunFolder
+from goldfinch.results.seeds import Value
+
+MAX_DETAILED = 8
+"""Largest number of runs that all have confusion matrices; of more, only the first seed of each group."""
+
+MAX_PICTURES = 6
+"""Groups whose prototypes are shown."""
+
+MISTAKES = 3
+"""Mistakes that are named below a confusion matrix."""
+
+Series = dict[str, dict[int, Value]]
+"""Values by round, by the name of a line."""
+
+
+class Drawing(NamedTuple):
+    """One drawing of a figure of the page.
+
+    Args:
+        name: its heading; empty if the figure has one drawing.
+        drawing: what is drawn.
+        description: the same in words.
+        note: a remark below it.
+    """
+
+    name: str
+    drawing: Figure
+    description: str
+    note: str = ""
+
+
+class Shown(NamedTuple):
+    """A figure of the page.
+
+    Args:
+        caption: what it shows.
+        lines: the names of its lines, in their order; empty if there is one, or none.
+        panels: its drawings.
+        bounds: the lines that are bounds.
+    """
+
+    caption: str
+    lines: Sequence[str]
+    panels: Sequence[Drawing]
+    bounds: Mapping[str, str] = charts.NONE
+
+
+# ---- lines over rounds -----------------------------------------------------------------------------------------------
+
+
+def over_rounds(board: Board) -> list[Shown]:
+    """Draw accuracy and test loss by round.
+
+    Of several rows, the average is a wide figure, the worst and each domain are panels. Of one row, average and domains
+    are the lines of one figure.
+    """
+    accuracy = _curves(board, accuracy_curves)
+    loss = _curves(board, loss_curves)
+    found: list[Shown] = []
+    for title, curves in (("Test accuracy in %", accuracy), ("Test loss", loss)):
+        if not curves:
+            continue
+        if len(board.groups) == 1:
+            lines = {name: series[board.groups[0].label] for name, series in curves.items() if name != WORST}
+            found.append(_wide(title, lines))
+            continue
+        found.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), board.bounds))
+        found.append(_panels(f"{title}, by domain", board, curves, shared=True))
+    return found
+
+
+def other_metrics(board: Board) -> list[Shown]:
+    """Draw the average and the worst domain by round, in each further metric that all runs have."""
+    found: list[Shown] = []
+    for name, other in metric_boards(board):
+        curves = _curves(other, accuracy_curves)
+        chosen = {each: curves[each] for each in (AVERAGE, WORST)}
+        found.append(_panels(f"{name[0].upper()}{name[1:]} in %", board, chosen))
+    return found
+
+
+def losses(board: Board) -> list[Shown]:
+    """Draw each term of the training loss by round."""
+    curves = _curves(board, train_losses)
+    if not curves:
+        return []
+    return [_panels("Training loss", board, curves)]
+
+
+def costs(board: Board) -> list[Shown]:
+    """Draw bytes and seconds by round."""
+    shown = _panels("Cost", board, _curves(board, cost_curves))
+    for panel in shown.panels:
+        panel.drawing.axes[0].set_ylim(bottom=0)
+    return [shown]
+
+
+def _labels(board: Board) -> list[str]:
+    return [group.label for group in board.groups]
+
+
+def _curves(board: Board, curves: Callable[[RunFolder], Curves]) -> dict[str, Series]:
+    """Return the values of each curve by the label of each group; a group without the curve has no values."""
+    groups = {group.label: over_seeds(group.runs, curves) for group in board.groups}
+    names: dict[str, None] = {}
+    for of_group in groups.values():
+        names |= dict.fromkeys(of_group)
+    found: dict[str, Series] = {}
+    for name in names:
+        found[name] = {label: of_group.get(name, {}) for label, of_group in groups.items()}
+    return found
+
+
+def _wide(title: str, series: Series, bounds: Mapping[str, str] = charts.NONE) -> Shown:
+    panel = Drawing("", _lines(5.6, 3.0, series, bounds), _described(title, series))
+    return Shown(_caption(title, [series]), _several(list(series)), [panel], bounds)
+
+
+def _panels(title: str, board: Board, curves: Mapping[str, Series], *, shared: bool = False) -> Shown:
+    """Return a figure with a panel for each curve.
+
+    Args:
+        title: what the panels show.
+        board: the table whose rows are the lines.
+        curves: the lines of each panel.
+        shared: whether the vertical axes have one range.
+    """
+    panels: list[Drawing] = []
+    for name, series in curves.items():
+        panels.append(Drawing(name, _lines(3.0, 1.9, series, board.bounds), _described(f"{title}, {name}", series)))
+    if shared:
+        ranges = [panel.drawing.axes[0].get_ylim() for panel in panels]
+        for panel in panels:
+            panel.drawing.axes[0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))
+    return Shown(_caption(title, list(curves.values())), _several(_labels(board)), panels, board.bounds)
+
+
+def _several(names: Sequence[str]) -> Sequence[str]:
+    """Return the names of a legend: none if there is one line alone."""
+    if len(names) == 1:
+        return ()
+    return names
+
+
+def _lines(width: float, height: float, series: Series, bounds: Mapping[str, str]) -> Figure:
+    figure, axes = charts.small_axes(width, height)
+    charts.draw_curves(axes, series, bounds)
+    return figure
+
+
+def _caption(title: str, drawn: Sequence[Series]) -> str:
+    for series in drawn:
+        for points in series.values():
+            if any(value.deviation for value in points.values()):
+                return f"{title}; mean, and one standard deviation over seeds as a band."
+    return f"{title}."
+
+
+def _described(title: str, series: Series) -> str:
+    ends: list[str] = []
+    for name, points in series.items():
+        if points:
+            last = max(points)
+            ends.append(f"{name} {points[last].mean:.4g} in round {last}")
+    return f"{title}, by round. At the end: {'; '.join(ends) or 'nothing'}."
+
+
+# ---- final scores ----------------------------------------------------------------------------------------------------
+
+
+def accuracy_bars(board: Board) -> Shown:
+    """Draw the final accuracy by domain, average and worst, with the deviation over seeds; a partial value has no bar.
+
+    Colours, and hatches beyond seven rows, are those of the lines. A bound is a line.
+    """
+    columns = [*[f"domain:{name}" for name in board.domains], "average", "worst"]
+    names = [*board.domains, "average", "worst"]
+    series: dict[str, list[Value | None]] = {}
+    words: list[str] = []
+    for group in board.groups:
+        values = [_whole(group, column) for column in columns]
+        series[group.label] = values
+        shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
+        words.append(f"{group.label}: {', '.join(shown)}.")
+    figure, axes = charts.small_axes(5.6, 2.5)
+    charts.draw_bars(axes, names, series, board.bounds)
+    axes.tick_params(axis="x", labelsize=charts.SMALL)
+    drawing = Drawing("", figure, " ".join(words))
+    return Shown("Accuracy in %.", _several(_labels(board)), [drawing], board.bounds)
+
+
+def accuracy_against_bytes(board: Board) -> Shown:
+    """Draw the final average accuracy against the megabytes of a run, both ways; both are means over seeds."""
+    series: dict[str, tuple[float, Value] | None] = {}
+    words: list[str] = []
+    for group in board.groups:
+        value = _whole(group, "average")
+        series[group.label] = None
+        if value is not None:
+            traffic = statistics.fmean(map(total_bytes, group.runs)) / 1e6
+            series[group.label] = (traffic, value)
+            words.append(f"{group.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
+    drawing = charts.points(series, "MB of a run, both ways", "", board.bounds)
+    return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
+
+
+def _whole(group: Group, column: str) -> Value | None:
+    """Return a group's final score; ``None`` if it lacks the score, or a part of it."""
+    value = group.value(column, "final")
+    if value is None or value.partial:
+        return None
+    return value
+
+
+# ---- matrices --------------------------------------------------------------------------------------------------------
+
+
+def confusion(boards: Sequence[Board]) -> list[Shown]:
+    """Draw the confusion matrix of each domain after the last scored round, run by run."""
+    found: list[Shown] = []
+    for name, run in _detailed(boards):
+        number, counts = confusion_counts(run)
+        panels: list[Drawing] = []
+        for domain, matrix in counts.items():
+            panels.append(_matrix(domain, matrix, run.class_names))
+        if panels:
+            found.append(Shown(f"{name}, round {number}", (), panels))
+    return found
+
+
+def confusion_counts(run: RunFolder) -> tuple[int, dict[str, np.ndarray]]:
+    """Return the last round with confusion counts, and the counts of each domain, ``[K, K]``, true classes in rows.
+
+    The counts of several clients that scored the same domain, each with its own model, are added up.
+    """
+    size = len(run.class_names)
+    lines = [line for line in run.confusions if int(line["classes"]) == size]
+    last = max([int(line["round"]) for line in lines], default=0)
+    found: dict[str, np.ndarray] = {}
+    for line in lines:
+        if int(line["round"]) == last:
+            matrix = found.setdefault(str(line["domain"]), np.zeros((size, size), dtype=np.int64))
+            np.add.at(matrix, (line["true"], line["predicted"]), line["count"])
+    return last, {name: found[name] for name in run.domains if name in found}
+
+
+def _matrix(domain: str, counts: np.ndarray, names: Sequence[str]) -> Drawing:
+    sums = counts.sum(1, keepdims=True)
+    shares = counts / np.maximum(sums, 1)
+    right = 100 * np.trace(counts) / max(1, counts.sum())
+    wrong: list[tuple[int, str]] = []
+    for true, predicted in np.argwhere(counts):
+        if true != predicted:
+            wrong.append((int(counts[true, predicted]), f"{names[true]} called {names[predicted]}"))
+    wrong.sort(reverse=True)
+    note = "Nothing wrong."
+    if wrong:
+        worst = [f"{text}, {count} times" for count, text in wrong[:MISTAKES]]
+        note = f"Most often wrong: {'; '.join(worst)}."
+    drawing = charts.matrix(shares, 100 * shares, names, names, ("true", "predicted"))
+    heading = f"{domain}: {right:.1f} % of {counts.sum()}"
+    return Drawing(heading, drawing, f"Confusion matrix of {heading} right. {note}", note)
+
+
+def class_samples(run: RunFolder) -> Shown | None:
+    """Draw the training samples of each client by class; ``None`` if no client registered them."""
+    counts: dict[str, Sequence[int]] = {}
+    for client, entry in run.registrations.items():
+        if entry.get("class_counts"):
+            counts[client] = entry["class_counts"]
+    if not counts:
+        return None
+    table = np.array(list(counts.values()), dtype=float)
+    names = run.class_names[: table.shape[1]]
+    drawing = charts.matrix(table / table.max(initial=1.0), table, list(counts), names, ("client", "class"))
+    words: list[str] = []
+    for client, row in counts.items():
+        words.append(f"{client} has {sum(row)} of {np.count_nonzero(row)} classes")
+    return Shown("Training samples of each client by class.", (), [Drawing("", drawing, f"{'; '.join(words)}.")])
+
+
+def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunFolder]]:
+    """Return the runs that have confusion matrices in the page, with their names."""
+    every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
+    found: list[tuple[str, RunFolder]] = []
+    for board in boards:
+        for group in board.groups:
+            for run in group.runs:
+                if every or run is group.runs[0]:
+                    found.append((run_name(group, run), run))
+    return found
+
+
+# ---- prototypes ------------------------------------------------------------------------------------------------------
+
+
+def prototypes(boards: Sequence[Board]) -> list[Shown]:
+    """Draw what clients of the first run of each group sent, and what the server made of it."""
+    found: list[Shown] = []
+    for board in boards:
+        for group in board.groups:
+            run = group.runs[0]
+            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in run.pages):
+                continue
+            name = run_name(group, run)
+            try:
+                drawing = prototype_figure(run, "pca", per_domain=0, title="")
+            except ConfigError:  # vectors are too few, or all equal
+                continue
+            found.append(Shown(name, (), [Drawing("", drawing, f"Prototypes of {name} in the plane, by round.")]))
+    return found

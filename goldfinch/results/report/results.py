@@ -1,0 +1,377 @@
+"""The numbers and texts of the report page: scores, clients, cost, events, settings, versions. No HTML here."""
+
+import datetime
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common.metrics import COUNTED, RULES, ScoreRule
+from common.text import duration, listing, size
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
+from goldfinch.results.classes import ClassRow, ClassTable, class_tables
+from goldfinch.results.frames import score_frame, table_notes
+from goldfinch.results.groups import Board, Group, leader
+from goldfinch.results.run import RunFolder
+from server.run.accounting import largest_epsilon
+from server.run.events import describe
+
+ORDINARY = ("round", "round done", "score", "validation", "registered")
+STATES = {
+    "finished": "finished",
+    "stopped": "was stopped and can go on with resume=true",
+    "unfinished": "has not finished",
+}
+MAX_METHODS_IN_TITLE = 4
+MAX_CLASSES_SHOWN = 100
+"""Classes in a table of recall."""
+
+
+def title(boards: Sequence[Board]) -> str:
+    """Return the page's title."""
+    methods: dict[str, None] = {}
+    data: dict[str, None] = {}
+    for board in boards:
+        data[board.data] = None
+        for group in board.groups:
+            methods[group.runs[0].title] = None
+    shown = f"{len(methods)} methods"
+    if len(methods) <= MAX_METHODS_IN_TITLE:
+        shown = listing(list(methods))
+    attacks: dict[str, None] = {}
+    for board in boards:
+        attacks |= dict.fromkeys(run.attack for run in board.runs if run.attack)
+    under = f", under attack: {'; '.join(attacks)}" if attacks else ""
+    return f"{shown} on {listing(list(data))}{under}"
+
+
+def worst_domain(group: Group, domains: Sequence[str]) -> str:
+    """Return the domain with the lowest mean accuracy."""
+    means: list[tuple[float, str]] = []
+    for name in domains:
+        value = group.value(f"domain:{name}")
+        if value is not None:
+            means.append((value.mean, name))
+    return min(means)[1]
+
+
+def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
+    """Return the main numbers of the page: number, name, note."""
+    figures = _best_figures(boards)
+    seconds: list[float] = []
+    traffic: list[float] = []
+    requests = 0
+    statuses: Counter[str] = Counter()
+    for board in boards:
+        for run in board.runs:
+            seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
+            traffic.append(total_bytes(run))
+            requests += len(run.replies)
+            for row in run.replies:
+                statuses[str(row["status"])] += 1
+    figures.append((duration(statistics.fmean(seconds)), "wall time", "mean of a run"))
+    figures.append((size(statistics.fmean(traffic)), "traffic", "both ways, mean of a run"))
+    counts = [f"{statuses[status]} {status}" for status in UNUSED_STATUSES if statuses[status]]
+    unused = sum(statuses[status] for status in UNUSED_STATUSES)
+    figures.append((str(unused), "replies not used", ", ".join([*counts, f"of {requests} requests"])))
+    return figures
+
+
+def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
+    """Return the best average and the best worst domain of one table; empty where no row is the best."""
+    figures: list[tuple[str, str, str]] = []
+    if len(boards) != 1:
+        return figures
+    for column, name in (("average", "best average"), ("worst", "best worst domain")):
+        best = leader(boards[0].groups, column)
+        if best is None:
+            continue
+        value = best.value(column)
+        if value is not None:
+            figures.append((f"{value.mean:.1f} %", name, best.label))
+    return figures
+
+
+def _wall_seconds(run: RunFolder) -> float:
+    if not run.events:
+        return 0.0
+    return float(run.events[-1]["time"]) - float(run.events[0]["time"])
+
+
+def rules_of(boards: Sequence[Board]) -> dict[str, ScoreRule]:
+    """Return the rules by which a run of the page was scored."""
+    rules = dict(RULES)
+    for board in boards:
+        for run in board.runs:
+            if "validated" in run.rules:
+                return rules
+    del rules["validated"]
+    return rules
+
+
+def metric_boards(board: Board) -> list[tuple[str, Board]]:
+    """Return the board with its scores by each other metric that all its runs have, after the metric's name.
+
+    Metrics of confusion counts are left out if a run lacks such counts.
+    """
+    found: list[tuple[str, Board]] = []
+    measures = board.groups[0].runs[0].measures
+    for metric in (*COUNTED, *measures):
+        other = board.by_metric(metric)
+        if other is None or metric == "accuracy" or metric in [known for known, _ in found]:
+            continue
+        found.append((metric, other))
+    return [(measures[metric].label, other) for metric, other in found]
+
+
+class Recalls(NamedTuple):
+    """A table of recall by class on the page.
+
+    Args:
+        board: the board of the row.
+        table: the whole table.
+        rows: the classes that are shown.
+        notes: what a partial score lacks, and how many classes are left out.
+    """
+
+    board: Board
+    table: ClassTable
+    rows: list[ClassRow]
+    notes: list[str]
+
+
+def recalls(boards: Sequence[Board]) -> list[Recalls]:
+    """Return the recall by class and domain after the last round, of each row with confusion counts.
+
+    Of more than :data:`MAX_CLASSES_SHOWN` classes those with the lowest average are shown.
+    """
+    found: list[Recalls] = []
+    for board in boards:
+        for table in class_tables(board, "final"):
+            rows, notes = list(table.rows), list(table.notes)
+            if len(rows) > MAX_CLASSES_SHOWN:
+                rows.sort(key=_average_recall)
+                rows = rows[:MAX_CLASSES_SHOWN]
+                notes.append(
+                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(table.rows)}; "
+                    "goldfinch table --classes shows all"
+                )
+            found.append(Recalls(board, table, rows, notes))
+    return found
+
+
+def _average_recall(row: ClassRow) -> float:
+    value = row.cells[-2]
+    if value is None:
+        return math.inf
+    return value.mean
+
+
+def score_rows(board: Board, rule: str) -> list[tuple[Group, list[dict[str, Any]]]]:
+    """Return each group with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
+    frame = score_frame(board, rule)
+    found: list[tuple[Group, list[dict[str, Any]]]] = []
+    for group in board.groups:
+        found.append((group, frame[frame["method"] == group.label].to_dict("records")))
+    return found
+
+
+def score_notes(board: Board, rule: str) -> list[str]:
+    """Return the notes below a table of scores."""
+    return table_notes(board, score_frame(board, rule), rule)
+
+
+def partial_groups(board: Board) -> list[tuple[str, str]]:
+    """Return the label of each group with a partial final score, and what the score lacks."""
+    found = []
+    for group in board.groups:
+        missing = group.missing()
+        if missing:
+            found.append((group.label, "; ".join(missing)))
+    return found
+
+
+def client_rows(run: RunFolder) -> list[dict[str, Any]]:
+    """Return each client's data and its cost over the run.
+
+    ``trained`` counts the exchanges in which the client trained and its update was used; each of
+    :data:`common.wire.messages.COUNTED_STATUSES` counts the replies with that status, and ``unused`` those that were
+    not used. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for client, entry in run.registrations.items():
+        rows[client] = _client(client, entry)
+    for row in run.replies:
+        client, status = str(row["client"]), str(row["status"])
+        if client not in rows:
+            rows[client] = _client(client, row)
+        found = rows[client]
+        found["trained"] += trained(status)
+        if status in COUNTED_STATUSES:
+            found[status] += 1
+        found["unused"] += status in UNUSED_STATUSES
+        for direction in ("up", "down"):
+            found[direction] += int(row.get(f"bytes_{direction}") or 0)
+        for phase in ("load", "score", "train", "save"):
+            found["seconds"] += float(row.get(f"seconds_{phase}") or 0)
+        found["memory"] = max(found["memory"], int(row.get("peak_bytes") or 0))
+    return list(rows.values())
+
+
+def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "client": client,
+        "domain": str(entry.get("domain", "")),
+        "samples": int(entry.get("samples") or 0),
+        "device": str(entry.get("device", "")),
+        **dict.fromkeys(("trained", *COUNTED_STATUSES, "unused", "up", "down", "seconds", "memory"), 0),
+    }
+
+
+def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the statuses, besides that of having trained, that a reply of any client has.
+
+    Args:
+        rows: those of :func:`client_rows`.
+    """
+    return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
+
+
+def cost(run: RunFolder) -> dict[str, dict[str, float]]:
+    """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
+    sent = {"down": _total(run, "bytes_down")}
+    header = _total(run, "bytes_up")
+    for part in ("weights", "prototypes", "extra"):
+        sent[f"up, {part}"] = _total(run, f"bytes_up_{part}")
+        header -= sent[f"up, {part}"]
+    sent["up, header"] = max(0.0, header)
+    seconds = {}
+    for phase in ("train", "score", "load", "save"):
+        seconds[phase] = _total(run, f"seconds_{phase}")
+    return {"bytes": sent, "seconds": seconds}
+
+
+def _total(run: RunFolder, column: str) -> float:
+    """Return the sum of a column of ``replies.jsonl``."""
+    return sum(float(row.get(column) or 0) for row in run.replies)
+
+
+def total_bytes(run: RunFolder) -> float:
+    """Return the bytes of a run's messages, both ways."""
+    return sum(cost(run)["bytes"].values())
+
+
+def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
+    """Return ``label``, ``parts`` (see :func:`cost`, mean over runs) and ``all`` of each group."""
+    found = []
+    for group in board.groups:
+        costs = [cost(run)[what] for run in group.runs]
+        parts = {}
+        for name in costs[0]:
+            parts[name] = statistics.fmean([entry[name] for entry in costs])
+        found.append({"label": group.label, "parts": parts, "all": sum(parts.values())})
+    return found
+
+
+def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
+    """Return the events that do not occur in every round.
+
+    Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
+    """
+    rows: list[dict[str, str | bool]] = []
+    for entry in run.events:
+        name = str(entry["event"])
+        line = describe(name, entry, int(run.config["train"]["rounds"]))
+        if name in ORDINARY or not line:
+            continue
+        when = datetime.datetime.fromtimestamp(float(entry["time"]), datetime.UTC)
+        rows.append(
+            {
+                "time": f"{when:%Y-%m-%d %H:%M:%S}",
+                "name": name,
+                "line": line,
+                "traceback": str(entry.get("traceback") or ""),
+                "trouble": name not in ("start", "finish"),
+            }
+        )
+    return rows
+
+
+def headline(run: RunFolder) -> str:
+    """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
+    trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
+    if run.status == "failed":
+        return trouble[-1]
+    if run.status == "unfinished" and trouble:
+        return f"{STATES[run.status]}: {trouble[-1]}"
+    return STATES[run.status]
+
+
+def setting_rows(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which the groups differ, each with its value in every group."""
+    keys: dict[str, None] = {}
+    for group in groups:
+        keys |= dict.fromkeys(group.runs[0].options)
+    found = []
+    for key in keys:
+        shown: list[str] = []
+        for group in groups:
+            value = group.runs[0].options.get(key, "-")
+            if not isinstance(value, str):
+                value = json.dumps(value, default=str)
+            shown.append(value)
+        if not key.endswith("_target_") and len(set(shown)) > 1:
+            found.append((key, shown))
+    return found
+
+
+def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
+    """Return the versions of each package on the server."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for name, version in run.summary.get("versions", {}).items():
+            found.setdefault(str(name), set()).add(str(version))
+    return {name: sorted(numbers) for name, numbers in found.items()}
+
+
+def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+    """Return each client with the SHA-256 of its split; twice if runs differ in it."""
+    found: dict[tuple[str, str], None] = {}
+    for run in runs:
+        found |= dict.fromkeys(run.summary.get("splits", {}).items())
+    return list(found)
+
+
+def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
+    """Return what each private run protects and has released.
+
+    Args:
+        runs: names on the page, and runs. Runs without differential privacy have no row.
+
+    Returns:
+        A row per run with ``run``, ``unit``, ``covers``, ``releases``, ``epsilon`` and ``why``: the conditions for an
+        epsilon that the run does not meet.
+    """
+    rows = []
+    for name, run in runs:
+        report = run.privacy
+        if report is None:
+            continue
+        epsilon = largest_epsilon(report)
+        why = ""
+        if report["conditions"]:
+            why = "; ".join(report["conditions"]) + f" (otherwise {epsilon})"
+            epsilon = "none"
+        rows.append(
+            {
+                "run": name,
+                "unit": f"one {report['unit']}",
+                "covers": listing(report["covers"]) or "nothing",
+                "releases": str(max(report["releases"].values(), default=0)),
+                "epsilon": epsilon,
+                "why": why,
+            }
+        )
+    return rows

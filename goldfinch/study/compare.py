@@ -1,0 +1,377 @@
+"""Compare methods: tune each in independent studies, run what they chose on fresh seeds, and rank them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, Trial
+from rich.console import Console
+
+from common.choices import folder_options
+from common.errors import EngineError, writing
+from common.run_config import attack_text
+from common.storage import write_text
+from common.text import shell_line
+from common.versions import code_sha256
+from goldfinch.results.run import RunFolder
+from goldfinch.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
+from goldfinch.study.rules import Entrant, Rules, entrants_of
+from goldfinch.study.search import (
+    POLL_SECONDS,
+    Say,
+    SharedStudy,
+    TuningStudy,
+    best_trial,
+    final_run,
+    finished_trials,
+    next_trial,
+    open_study,
+    state_of,
+    tuned_command,
+    write_best,
+)
+from goldfinch.study.storage import DONE, JOURNAL, SILENCE, Task, database_errors, entries, storage_of, take
+from server.run.conduct import check_not_in_a_run
+from server.run.own_processes import OwnProcesses
+
+RUNS = "runs.csv"
+PAGE = "compare.md"
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """What was asked for.
+
+    Args:
+        methods: names of conf/method/; ``*`` is all.
+        overrides: settings of all runs.
+        output: the folder of the journal, the runs and the table.
+        rules: the numbers of the comparison.
+        storage: the URL of a database in place of the journal; empty is the journal.
+    """
+
+    methods: tuple[str, ...]
+    overrides: tuple[str, ...]
+    output: Path
+    rules: Rules
+    storage: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``goldfinch`` that make this comparison, and continue it."""
+        words = ["compare", "--methods", ",".join(self.methods), *self.overrides, *self.rules.options]
+        return [*words, f"--output={self.output}"]
+
+
+@dataclass(frozen=True)
+class ComparedMethods:
+    """A finished comparison.
+
+    Args:
+        runs: all trials and final runs.
+        tables: a table for each kind of score.
+        notes: what the notes of the tables do not say.
+        folder: its folder.
+    """
+
+    runs: list[StudyRun]
+    tables: list[Ranking]
+    notes: list[str]
+    folder: Path
+
+    @property
+    def all_notes(self) -> list[str]:
+        """All notes, those of the tables first."""
+        found: list[str] = []
+        for table in self.tables:
+            found += notes(table)
+        return [*found, *self.notes]
+
+
+def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> ComparedMethods:
+    """Make, join or continue a comparison, print and write its table, and return it.
+
+    Any number of processes may do this at the same time, on any machines: each takes trials and final runs that no
+    other has, and all end with the same table. What is done is not done again: the same command continues a comparison
+    that was stopped or killed. The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the
+    table), ``journal.log`` (Optuna's studies, unless a database has them), and for each method, case and study
+    ``best.yaml`` and the final runs.
+
+    Args:
+        request: what to compare.
+        jobs: processes at the same time. The numbers do not depend on it.
+        console: where to print; ``None`` is the terminal.
+
+    Raises:
+        ConfigError: a setting is not valid, the folder or the database holds another comparison, the database cannot
+            be used, or no method has a result.
+        CheckpointError: the journal is damaged.
+    """
+    console = console or Console()
+    say: Say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    check_not_in_a_run(request.output)
+    entrants, left_out = entrants_of(request.methods, request.overrides, request.rules)
+    studies = studies_of(entrants, request)
+    budget = {study.entrant.method: study.budget for study in studies}
+    for name, trials in budget.items():
+        say(f"{name}: {request.rules.studies} studies of {trials} trials")
+    with _continuable(), database_errors():
+        shared = _opened(studies, request)
+        if jobs > 1:
+            _in_processes(request, jobs, entrants[0].settings.train.threads, say)
+        do_all(shared, say)
+        found: list[StudyRun] = []
+        remarks = [f"{name} is left out: {reason}." for name, reason in left_out.items()]
+        for each in shared:
+            runs, problem = result_of(each)
+            found += runs
+            if problem:
+                remarks.append(f"{each.study.name} has no result: {problem}.")
+    tables = rank_methods(found)
+    write_text(request.output / RUNS, runs_csv(found))
+    text = page(request, entrants[0], tables, remarks)
+    write_text(request.output / PAGE, text)
+    say(text)
+    found_by_one = tuned_command(studies[0].folder / "best.yaml")
+    say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {found_by_one}")
+    return ComparedMethods(found, tables, remarks, request.output)
+
+
+def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[TuningStudy]:
+    """Return the studies of all methods in all cases."""
+    found: list[TuningStudy] = []
+    for entrant in entrants:
+        for number in range(request.rules.studies):
+            found.append(TuningStudy(entrant, number, request.rules, request.output))
+    return found
+
+
+def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[SharedStudy]:
+    """Return the studies in the storage of a comparison, and make its folder."""
+    with writing(request.output, "another --output"):
+        request.output.mkdir(parents=True, exist_ok=True)
+    storage = storage_of(request.output, request.storage)
+    place = str(request.output / JOURNAL)
+    if request.storage:
+        place = "the database of --storage"
+    return [open_study(study, storage, place) for study in studies]
+
+
+def do_all(studies: Sequence[SharedStudy], say: Say) -> None:
+    """Do trials and final runs that no process has done or does, until all are done.
+
+    Args:
+        studies: the studies; the work of the first comes first.
+        say: called with a line for each piece of work.
+    """
+    waits = False
+    while left := [shared for shared in studies if not is_done(shared)]:
+        if any(next_trial(shared, say) or next_final_run(shared, say) for shared in left):
+            waits = False
+            continue
+        if not waits:
+            names = ", ".join(shared.study.name for shared in left)
+            say(f"waits for other processes, which have {names}; one that is silent for {SILENCE} s is replaced")
+        waits = True
+        time.sleep(POLL_SECONDS)
+
+
+def is_done(shared: SharedStudy) -> bool:
+    """Return whether all trials of a study are done, and the final runs with what it chose."""
+    if not shared.searched:
+        return False
+    tasks = final_tasks(shared)
+    done = [trial for trial in entries(shared.finals, tasks, shared.again).values() if trial.state in DONE]
+    return len(done) == len(tasks)
+
+
+def final_tasks(shared: SharedStudy) -> list[Task]:
+    """Return the final runs of a study: seeds and the values that it chose; none if no trial has a score."""
+    best = best_trial(shared.trials)
+    if best is None:
+        return []
+    return [{"seed": seed, "values": dict(best.params)} for seed in shared.study.rules.seeds_of(shared.study.number)]
+
+
+def next_final_run(shared: SharedStudy, say: Say) -> bool:
+    """Do a final run that no process has done or does, and return whether there was one.
+
+    Its line of ``runs.csv`` is kept in the storage, or the reason why it failed.
+    """
+    best = best_trial(shared.trials)
+    if best is None or not shared.searched:
+        return False
+    study = shared.study
+
+    def work(trial: Trial) -> float:
+        write_best(study, shared.trials, best)
+        seed = trial.user_attrs["seed"]
+
+        def count(name: str, entry: Mapping[str, Any]) -> None:
+            if name == "round done":
+                trial.set_user_attr("rounds", entry["round"])  # which fails if another process took the run over
+
+        try:
+            run = final_run(study, best.params, seed, count)
+        except EngineError as error:
+            trial.set_user_attr("problem", str(error).partition(";")[0])
+            return 0.0
+        line = _line(study, best.params, seed, run)
+        trial.set_user_attr("run", asdict(line))
+        return line.score
+
+    def tell(trial: FrozenTrial) -> None:
+        outcome = trial.user_attrs.get("problem", f"{trial.value:.2f}")
+        say(f"{study.name}: final run with seed {trial.user_attrs['seed']}: {outcome}")
+
+    return take(shared.finals, final_tasks(shared), lambda task: {**task["values"]}, work, tell, shared.again)
+
+
+def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
+    """Return all trials and final runs of a study that is done, and write its ``best.yaml``.
+
+    Returns:
+        The runs, and why the study has no result; empty if it has one.
+    """
+    study = shared.study
+    found: list[StudyRun] = []
+    for trial in finished_trials(shared.trials):
+        seconds = 0.0
+        if trial.duration is not None:
+            seconds = round(trial.duration.total_seconds(), 3)
+        score = trial.value or 0.0
+        if trial.state.name == "PRUNED":
+            score = trial.intermediate_values[max(trial.intermediate_values)]
+        found.append(
+            StudyRun(
+                board_of(study),
+                study.entrant.method,
+                study.entrant.case,
+                study.number,
+                "trial",
+                len(found),
+                state_of(trial),
+                score,
+                int(trial.user_attrs["rounds"]),
+                seconds,
+                dict(trial.params),
+                code=code_sha256(),
+                bound=study.entrant.settings.method.bound or "",
+            )
+        )
+    best = best_trial(shared.trials)
+    if best is None:
+        return found, "no trial ended with a score"
+    write_best(study, shared.trials, best)
+    problem = ""
+    final = entries(shared.finals, final_tasks(shared), shared.again)
+    for index in sorted(final):
+        attributes = final[index].user_attrs
+        if "run" in attributes:
+            found.append(StudyRun(**attributes["run"]))
+        else:
+            problem = problem or f"its final run with seed {attributes['seed']} failed: {attributes['problem']}"
+    return found, problem
+
+
+def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolder) -> StudyRun:
+    """Return the line of a final run."""
+    summary = run.summary
+    score = float(summary["average"])
+    if study.entrant.left_out is not None:
+        score = float(summary["accuracy"][study.entrant.left_out])
+    return StudyRun(
+        board_of(study),
+        study.entrant.method,
+        study.entrant.case,
+        study.number,
+        "final",
+        seed,
+        "complete",
+        score,
+        int(summary["rounds"]),
+        float(summary["wall_seconds"]),
+        dict(values),
+        {domain: float(value) for domain, value in summary["accuracy"].items()},
+        sum(summary["bytes"].values()),
+        str(summary["state_sha256"]),
+        run.code_by_package["goldfinch"],
+        str(summary["scored"]),
+        str(summary.get("bound") or ""),
+        run.processor,
+    )
+
+
+def board_of(study: TuningStudy) -> str:
+    """Return what a comparison is of: data set, net, views, the weighting of all methods, and the attack."""
+    choices = study.entrant.settings.choices
+    parts = [choices["data"], choices["model"], f"views_{choices['views']}"]
+    if study.rules.weighting:
+        parts.append(study.rules.weighting)
+    attack = attack_text(study.entrant.settings.raw)
+    if attack:
+        parts.append(f"under attack: {attack}")
+    return "-".join(parts)
+
+
+def _in_processes(request: CompareRequest, jobs: int, threads: int, say: Say) -> None:
+    """Share the work of a comparison among processes, and wait until they end; the caller does what they left."""
+    words = [*request.words, "--worker"]
+    if request.storage:
+        words.append(f"--storage={request.storage}")
+    with OwnProcesses() as processes:
+        started = [processes.start(words, threads) for _ in range(jobs)]
+        for process in started:
+            code = process.wait()
+            if code:
+                say(f"a process ended with exit code {code}; its work is done by the others")
+
+
+def take_part(request: CompareRequest) -> None:
+    """Take trials and final runs of a comparison until all are done; :func:`compare` starts processes with it."""
+    entrants, _ = entrants_of(request.methods, request.overrides, request.rules)
+    with _continuable(), database_errors():
+        do_all(_opened(studies_of(entrants, request), request), partial(print, flush=True))
+
+
+@contextlib.contextmanager
+def _continuable() -> Iterator[None]:
+    """Say of a comparison that is stopped how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not error.args:
+            error.args = ("stopped; the same command continues the comparison",)
+        raise
+
+
+def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str]) -> str:
+    """Return the page of a comparison in Markdown: its command, what its rows share, and its tables."""
+    settings, rules = first.settings, request.rules
+    weighting = rules.weighting or "each method's own"
+    attack = attack_text(settings.raw)
+    if attack:
+        weighting += f", under attack: {attack}"
+    lines = [
+        f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
+        "",
+        f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
+        f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
+        f"{settings.train.rounds} rounds. Each method has {rules.studies} studies of {rules.trials} trials for each "
+        f"searched setting, by validation on {settings.protocol.validation:g} of each client's training samples. "
+        f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
+        "last round, mean over domains. Intervals are Student's t over the means of the studies.",
+    ]
+    for table in tables:
+        lines += ["", f"## {table.title}", "", ranked_table(table)]
+    if remarks:
+        lines.append("")
+    for remark in remarks:
+        lines.append(f"- {remark}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,434 @@
+"""The search: one tuning study of one method, and the final runs of the setting that it chose.
+
+A trial's values depend on the study's seed, the trial's number and the trials of earlier batches alone, so that a study
+that was interrupted, or that several processes share, ends as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna import Study
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, Trial
+
+from common.choices import folder_options
+from common.config import compose_config
+from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
+from common.metrics import named_missing
+from common.overlays import overlay_text
+from common.overrides import quoted_override
+from common.run_config import result_settings
+from common.settings import RunSettings, settings_of
+from common.storage import write_text
+from common.text import shell_line
+from goldfinch.results.run import RunFolder
+from goldfinch.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
+from goldfinch.study.storage import DONE, Task, damage, take
+from server.engines.inline import InlineEngine
+from server.run.conduct import FolderInUseError, run_federation
+from server.run.events import Listener
+
+UNPRUNED = 5
+"""Complete trials of a study before one may be ended early."""
+
+POLL_SECONDS = 1.0
+"""Seconds after which a process that waits for another one looks again."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TuningStudy:
+    """One study of one method in one case.
+
+    Args:
+        entrant: the method and its settings.
+        number: the study's number, from 0.
+        rules: the numbers of the comparison.
+        output: the folder of the comparison.
+    """
+
+    entrant: Entrant
+    number: int
+    rules: Rules
+    output: Path
+
+    @property
+    def name(self) -> str:
+        """Its name in the storage."""
+        return f"{self.entrant.method}/{self.entrant.case}/{self.number}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its runs and of ``best.yaml``."""
+        case = self.entrant.case.replace(":", "-")
+        return self.output / self.entrant.method / case / f"study-{self.number}"
+
+    @property
+    def seed(self) -> int:
+        """The seed of its runs, of their partition and of the values that are drawn."""
+        return STUDY_SEED + self.number
+
+    @property
+    def budget(self) -> int:
+        """The number of its trials: :attr:`~goldfinch.study.rules.Rules.trials` for each searched setting."""
+        return self.rules.trials * len(self.entrant.space)
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Settings, ranges and code; a study of another subject is not continued."""
+        settings = self.entrant.settings
+        space = {name: list(each) for name, each in self.entrant.space.items()}
+        start = starting_values(settings, self.entrant.space)
+        found = {**result_settings(settings.raw, ("rounds.test", "seed")), "space": space, "start": start}
+        found |= {"code": settings.code, "batch": self.rules.batch}
+        return dict(json.loads(json.dumps(found, default=str)))
+
+
+@dataclass(frozen=True)
+class SharedStudy:
+    """A study in its storage, whose trials and final runs any number of processes take.
+
+    Args:
+        study: the study.
+        trials: Optuna's study of its trials.
+        finals: Optuna's study of its final runs.
+        again: entries of ``finals`` that failed before this process opened the study, so that it tries them once more.
+    """
+
+    study: TuningStudy
+    trials: Study
+    finals: Study
+    again: frozenset[int]
+
+    @property
+    def searched(self) -> bool:
+        """Whether all trials are done."""
+        return len(finished_trials(self.trials)) >= self.study.budget
+
+
+def open_study(study: TuningStudy, storage: BaseStorage, place: str) -> SharedStudy:
+    """Open a study in its storage; it is made if it is not there.
+
+    Args:
+        study: the study.
+        storage: the storage.
+        place: what to call it in messages.
+
+    Raises:
+        ConfigError: the storage holds a study of other settings under the same name.
+        CheckpointError: the storage is damaged.
+    """
+    with damage(place):
+        trials = _open(study.name, study, storage, place)
+        finals = _open(f"{study.name}/final", study, storage, place)
+        failed = [trial.number for trial in finals.get_trials(deepcopy=False) if "problem" in trial.user_attrs]
+        return SharedStudy(study, trials, finals, frozenset(failed))
+
+
+def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str) -> Study:
+    """Return Optuna's study with a name; a new one gets the subject of the study."""
+    found = optuna.create_study(
+        study_name=name,
+        storage=storage,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(),  # asked for nothing: entries have their values
+    )
+    known = found.user_attrs.get("subject")
+    if known is None and not found.trials:
+        found.set_user_attr("subject", study.subject)
+    elif not isinstance(known, dict):
+        raise CheckpointError(f"{place} is damaged or from another program: its study {name} has no settings")
+    elif known != study.subject:
+        subject = study.subject
+        differ = sorted(key for key in known | subject if known.get(key) != subject.get(key))
+        raise ConfigError(
+            f"{place} holds a comparison with other settings ({', '.join(differ[:5])}): choose another --output or "
+            "--storage"
+        )
+    return found
+
+
+def next_trial(shared: SharedStudy, say: Say) -> bool:
+    """Do a trial that no process has done or does, and return whether there was one.
+
+    The first trial has the values in the settings. As many more as there are searched settings are drawn at random, and
+    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the
+    trials of earlier batches alone (:attr:`~goldfinch.study.rules.Rules.batch`), in whatever order processes do them. A
+    trial counts whether it ends early, fails or not.
+
+    Args:
+        shared: the study.
+        say: called with a line for each trial.
+    """
+    study, found = shared.study, shared.trials
+    finished = finished_trials(found)
+    begin = len(finished) - len(finished) % study.rules.batch
+    numbers = range(begin, min(begin + study.rules.batch, study.budget))
+
+    def values(task: Task) -> dict[str, float]:
+        return dict(_drawn(study, task["trial"], finished[:begin]).params)
+
+    def work(trial: Trial) -> float:
+        return run_trial(study, trial, _drawn(study, _number(trial), finished[:begin]))
+
+    def tell(trial: FrozenTrial) -> None:
+        say(f"{study.name}: trial {_number(trial) + 1} of {study.budget}: {_outcome(trial)}")
+
+    return take(found, [{"trial": number} for number in numbers], values, work, tell)
+
+
+def _drawn(study: TuningStudy, number: int, earlier: Sequence[FrozenTrial]) -> Trial:
+    """Return a trial in memory with the values of a trial of the study.
+
+    Args:
+        study: the study.
+        number: the trial's number, from 0.
+        earlier: the trials of earlier batches, in their order.
+    """
+    space = study.entrant.space
+    warm_up = study.entrant.settings.train.rounds // 4 + 1
+    memory = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(n_startup_trials=1 + len(space), seed=study.seed * 1000 + number),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=warm_up),
+    )
+    memory.add_trials(earlier)
+    if number == 0:
+        memory.enqueue_trial(starting_values(study.entrant.settings, space))
+    trial = memory.ask()
+    for name, (low, high, log) in space.items():
+        trial.suggest_float(name, low, high, log=log)
+    return trial
+
+
+def finished_trials(study: Study) -> list[FrozenTrial]:
+    """Return the trials that count, those that are complete or were ended early, in the order of a single process."""
+    found = [trial for trial in study.get_trials(deepcopy=False) if trial.state in DONE]
+    return sorted(found, key=_number)
+
+
+def _number(trial: FrozenTrial | Trial) -> int:
+    return int(trial.user_attrs["trial"])
+
+
+def best_trial(study: Study) -> FrozenTrial | None:
+    """Return the trial with the highest score after its last round, the earliest of several; ``None`` without one."""
+    scored = [trial for trial in finished_trials(study) if state_of(trial) == "complete"]
+    return max(scored, key=_score, default=None)
+
+
+def _score(trial: FrozenTrial) -> float:
+    return trial.value or 0.0
+
+
+def state_of(trial: FrozenTrial) -> str:
+    """Return ``complete``, ``pruned`` (ended early) or ``failed`` (it has no score)."""
+    if "problem" in trial.user_attrs:
+        return "failed"
+    return str(trial.state.name.lower())
+
+
+def _outcome(trial: FrozenTrial) -> str:
+    values = " ".join(f"{name.rpartition('.')[2]}={value:.3g}" for name, value in trial.params.items())
+    if "problem" in trial.user_attrs:
+        return f"{values}: no score: {trial.user_attrs['problem']}"
+    curve = trial.intermediate_values
+    text = f"{values}: validation {curve[max(curve)]:.2f}"
+    if trial.state.name == "PRUNED":
+        text += f", ended early after round {max(curve)}"
+    return text
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+class ValidationScores:
+    """Reports a run's validation scores to trials, round by round.
+
+    Args:
+        trials: the trials.
+    """
+
+    def __init__(self, *trials: Trial) -> None:
+        self.trials = trials
+        self.scores: dict[int, float] = {}
+        self.done: set[int] = set()
+
+    @property
+    def last(self) -> float:
+        """The score after the last round that was scored."""
+        return self.scores[max(self.scores)]
+
+    def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Take one event of the run.
+
+        Raises:
+            EngineError: a client was not scored, so that the trial cannot be compared with others.
+        """
+        if name == "round done":
+            self.done.add(int(entry["round"]))
+        if name != "validation":
+            return
+        number = int(entry["round"])
+        if entry.get("missing"):
+            raise EngineError(
+                f"round {number} was not validated by every client: it is without {named_missing(entry['missing'])}"
+            )
+        self.scores[number] = float(entry["average"])
+        if number:
+            for trial in self.trials:
+                trial.report(self.scores[number], number)
+
+
+def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
+    """Do a run with a trial's values, and return its validation score after the last round; 0 if it failed.
+
+    Test images are not scored. The run's folder is deleted at its end. If the run was interrupted before, it goes on.
+
+    Args:
+        study: the study.
+        trial: Optuna's trial in the storage; each round's score is reported to it.
+        drawn: the same trial in memory, among the trials of earlier batches alone; it says whether the run ends early.
+
+    Raises:
+        TrialPruned: the run was below the median of the others and was ended.
+        ConfigError: the run could not start.
+    """
+    values: dict[str, float] = {}
+    for name, (low, high, log) in study.entrant.space.items():
+        values[name] = trial.suggest_float(name, low, high, log=log)
+    scores = ValidationScores(trial, drawn)
+    chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={study.seed}", "rounds.test=false")
+    folder = study.folder / f"trial-{_number(trial)}"
+    try:
+        run_here(chosen, folder, scores, drawn.should_prune)
+        if not scores.scores:
+            raise EngineError("no round was validated")
+        if not math.isfinite(scores.last):
+            raise EngineError(f"its validation score is {scores.last}")
+    except EngineError as error:
+        trial.set_user_attr("problem", str(error).partition("\n")[0])
+    trial.set_user_attr("rounds", len(scores.done))
+    shutil.rmtree(folder, ignore_errors=True)
+    if "problem" in trial.user_attrs:
+        return 0.0
+    if len(scores.done) < study.entrant.settings.train.rounds and drawn.should_prune():
+        raise optuna.TrialPruned
+    return scores.last
+
+
+def final_run(
+    study: TuningStudy, values: Mapping[str, float], seed: int, listener: Listener | None = None
+) -> RunFolder:
+    """Do a run with the values that a study chose and a seed of its own, scored on test images, and return it.
+
+    A run that is finished is not done again, and one that was interrupted goes on.
+
+    Args:
+        study: the study.
+        values: the searched settings.
+        seed: the run's seed.
+        listener: called with every event.
+
+    Raises:
+        EngineError: the run could not be completed, or its last score lacks a domain.
+    """
+    chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={seed}")
+    folder = study.folder / f"seed-{seed}"
+    run_here(chosen, folder, listener)
+    run = RunFolder.open(folder)
+    if run.summary.get("missing"):
+        raise EngineError(f"{folder}: the score is without {named_missing(run.summary['missing'])}")
+    return run
+
+
+def run_here(
+    overrides: tuple[str, ...],
+    folder: Path,
+    listener: Listener | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do a run in this process, unless the folder holds it; a run that was interrupted goes on.
+
+    While a process that was taken for dead still writes to the folder, this one waits.
+
+    Args:
+        overrides: the run's overrides, without its output.
+        folder: the run's folder.
+        listener: called with every event, also with those of a part that was interrupted.
+        stop: called before every round; ``True`` ends the run.
+    """
+    settings = settings_of(compose_config([*overrides, quoted_override("output", folder.absolute())]))
+    while True:
+        try:
+            _run_or_resume(settings, listener, stop)
+        except FolderInUseError:
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def _run_or_resume(settings: RunSettings, listener: Listener | None, stop: Callable[[], bool]) -> None:
+    listeners: list[Listener] = []
+    if listener is not None:
+        listeners.append(listener)
+    known = _same_run(settings)
+    if known is None:
+        settings = replace(settings, overwrite=True)
+    else:
+        for entry in known.events:
+            for each in listeners:
+                each(str(entry["event"]), entry)
+        if known.summary:
+            return
+        settings = replace(settings, resume=True)
+    run_federation(settings, InlineEngine(settings), listeners, stop)
+
+
+def _same_run(settings: RunSettings) -> RunFolder | None:
+    """Return the run in the output folder if it is of these settings and this code and has a checkpoint."""
+    run = RunFolder(settings.output_folder)
+    try:
+        same = run.code == settings.code and run.settings.identity == settings.identity
+        if same and any((run.folder / "checkpoint").glob("*")):
+            return run
+    except GoldfinchError:
+        pass
+    return None
+
+
+def write_best(study: TuningStudy, found: Study, best: FrozenTrial) -> Path:
+    """Write ``best.yaml``, which ``goldfinch run tuned=`` takes, and return its path."""
+    entrant, ends = study.entrant, finished_trials(found)
+    pruned = sum(trial.state.name == "PRUNED" for trial in ends)
+    settings = entrant.settings
+    unit = f" {measure_of(settings).unit}".rstrip()
+    text = (
+        f"{len(ends)} trials ({pruned} ended early) of {settings.train.rounds} rounds with seed {study.seed}, by "
+        f"validation on {settings.protocol.validation:g} of each client's training samples after the last round: "
+        f"{best.value or 0.0:.2f}{unit}, and {ends[0].value or 0.0:.2f}{unit} with the {entrant.start} values. No test "
+        f"set was looked at. Settings: {' '.join(entrant.overrides)}"
+    )
+    if entrant.left_out is not None:
+        text += f" ({LEFT_OUT}{entrant.left_out})"
+    choices, values = settings.choices, {**entrant.fixed, **best.params}
+    path = study.folder / "best.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, overlay_text(tuned_command(path), text, choices["method"], choices["data"], values))
+    return path
+
+
+def tuned_command(path: Path) -> str:
+    """Return the command of a run with the setting in ``path``."""
+    return shell_line(["goldfinch", "run", f"tuned={path}", *folder_options()])

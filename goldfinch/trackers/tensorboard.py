@@ -1,0 +1,70 @@
+"""Log runs to TensorBoard's event files: ``tensorboard --logdir outputs``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.config import checked
+from common.run_config import flat
+from common.settings import RunSettings
+from goldfinch.trackers.base import ScalarTracker
+from goldfinch.trackers.scalars import Scalar
+from server.run.trackers import Tracker, TrackerSettings
+
+
+@checked
+class TensorBoard(TrackerSettings):
+    """conf/tracker/tensorboard.yaml.
+
+    Args:
+        folder: folder for the event files; ``None`` is ``tensorboard`` in the run's folder.
+    """
+
+    library: ClassVar[str] = "tensorboard"
+
+    folder: str | None = None
+
+    def trackers(self, settings: RunSettings) -> list[Tracker]:
+        """See :class:`~server.run.trackers.TrackerSettings`."""
+        folder = settings.output_folder / "tensorboard"
+        if self.folder:
+            folder = Path(self.folder)
+        return [TensorBoardTracker(folder, settings)]
+
+
+class TensorBoardTracker(ScalarTracker):
+    """Writes scalars by round. A resumed run hides what an interrupted round wrote.
+
+    Args:
+        folder: folder for the event files.
+        settings: the run's settings.
+    """
+
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        super().__init__(settings)
+        self.folder = folder
+        self.writer: Any = None
+
+    def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # event files have no id
+        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        first_hidden = 0
+        if completed:
+            first_hidden = completed + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=first_hidden)
+        lines = ["| key | value |", "|---|---|"]
+        for key, value in flat(self.settings.raw).items():
+            lines.append(f"| {key} | {value} |")
+        self.writer.add_text("settings", "\n".join(lines), completed)
+
+    def log(self, found: Sequence[Scalar]) -> None:
+        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        for scalar in found:
+            self.writer.add_scalar(scalar.tag, scalar.value, scalar.round)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        if self.writer is not None:
+            self.writer.close()
