@@ -98,9 +98,9 @@ class Device:
 
         Raises:
             PrivacyError: this device's own configuration forbids what the run would send.
+            ConfigError: differential privacy does not cover it.
         """
         self.privacy.check_settings(self._new_model)
-        self.privacy.check_method(self._new_model(), len(self.settings.clients))
         split, validation = self._own_data()
         counts = split.class_counts(self.settings.data.class_count).tolist()
         known, content = self.privacy.registered_hashes(
@@ -189,8 +189,8 @@ class Device:
 
     def _answer(self, request: Request, message: Payload) -> Payload:
         self._check(request)
-        self.privacy.check_settings(self._new_model)
         self.privacy.check_request(request)
+        self.privacy.check_settings(self._new_model)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()

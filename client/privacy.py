@@ -76,11 +76,12 @@ class DevicePrivacy:
         """Refuse settings that this device does not allow.
 
         Args:
-            new_model: builds the run's model; called only if a budget limits epsilon.
+            new_model: builds the run's model; called only in a private run, or if a budget limits epsilon.
 
         Raises:
             PrivacyError: the server could repeat the noise, or a part of an update would carry none.
-            ConfigError: a budget needs an accountant that is not installed, or the ledger has no place.
+            ConfigError: a budget needs an accountant that is not installed, the ledger has no place, or differential
+                privacy does not cover what the method would send.
         """
         check_accountant(self.budgets)
         limits = [budget for budget in self.budgets if budget.max_epsilon is not None]
@@ -333,6 +334,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
                 "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
                 "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
             )
+        self.check_method(new_model(), len(self.settings.clients))
         super().check_settings(new_model)
 
     def check_request(self, request: Request) -> None:
