@@ -179,9 +179,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
         parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
     if checkpoint.seed != settings.seed:
         parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
-    for key, (now, before) in contradictions(settings.raw, folder / "config.yaml").items():
-        if key not in ("method", "seed"):  # of which the checkpoint's own record is told
-            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    parts += changed_settings(settings, without=("method", "seed"))  # of which the checkpoint's own record is told
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
@@ -222,6 +220,23 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
         f"train.rounds={rounds}, and {folder} has {done} rounds that are done: a run cannot be resumed to fewer. "
         f"Use train.rounds={done} or more, or {ELSEWHERE}; {model}"
     )
+
+
+def changed_settings(settings: RunSettings, without: Sequence[str] = ()) -> list[str]:
+    """Return which settings contradict those of the run in the output folder, each as ``KEY=NOW, which was BEFORE``.
+
+    Args:
+        settings: the present settings.
+        without: settings that are left out.
+
+    Raises:
+        ConfigError: the folder's ``config.yaml`` cannot be read.
+    """
+    parts: list[str] = []
+    for key, (now, before) in contradictions(settings.raw, settings.output_folder / "config.yaml").items():
+        if key not in without:
+            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    return parts
 
 
 def _shown(value: Any) -> str:
@@ -345,6 +360,19 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if len(changed) > MAX_NAMED:
         parts.append(f"{len(changed) - MAX_NAMED} more")
     return printable(", ".join(parts))
+
+
+def recorded_files(path: Path) -> dict[str, str]:
+    """Return the hash of each file of code that a run's ``code.json`` lists; empty if it cannot be read."""
+    try:
+        content = dict(json.loads(read_small(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    files: dict[str, str] = {}
+    for name, digest in content.items():
+        if str(name).endswith((".py", ".yaml")):
+            files[str(name)] = str(digest)
+    return files
 
 
 def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
