@@ -80,6 +80,11 @@ def hash_of_files(files: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of files with other hashes, or that one side lacks, sorted."""
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+
+
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE) -> list[str]:
     """Return the files in ``folders`` that Python would import in place of ``packages`` of the application.
 

@@ -54,7 +54,8 @@ def compare(
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``.
+        keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``. ``overwrite=True`` replaces
+            a comparison of other settings or other code, which is kept otherwise.
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
@@ -68,18 +69,20 @@ def compare(
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
     from goldfinch.results.sheets import pandas_library
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
     from goldfinch.study.rules import Rules
 
-    given = (*overrides_of(settings, keywords), *overrides)
+    given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     rules = Rules(studies, trials, runs, tuple(scores), weighting, batch)
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
+    request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
-        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules, storage), jobs)
+        done = study.compare(request, jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

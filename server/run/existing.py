@@ -37,7 +37,7 @@ from common.regular_files import read_small
 from common.run_config import read_config
 from common.settings import RunSettings
 from common.text import listing
-from common.versions import code_files, hash_of_files
+from common.versions import code_files, differing, hash_of_files
 from server.run.checkpoint import Checkpoints
 from server.run.history import CSV_COPIES, EARLIER
 from server.run.resume import MAX_NAMED, changed_settings, check_resumable, has_finished, recorded_files
@@ -117,8 +117,9 @@ def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
     problem = found.problem or _other_settings(settings, found)
     other_code = found.other_code(settings)
     finished = not problem and _is_long_enough(settings, found.summary)
-    scored = finished and found.summary.get("average") is not None
-    if scored and not other_code and found.summary.get("scoring", settings.scoring) == settings.scoring:
+    if finished and found.summary.get("scoring", settings.scoring) != settings.scoring:
+        finished = False
+    if finished and not other_code and found.summary.get("average") is not None:
         return Decision(Step.NOTHING, is_run=True, finished=True)
     if settings.overwrite:
         return Decision(Step.START, is_run=True, replaces=True, finished=finished)
@@ -243,10 +244,25 @@ class ExistingRun:
             code = hash_of_files(before)
         if code in ("unknown", settings.code):
             return ""
-        now = code_files(settings.own_packages)
-        changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-        if before and changed:
+        changed = changed_files(self.folder, settings.own_packages)
+        if changed:
             return f"it is of other code, which differs in {some_of(changed, MAX_NAMED)}"
         if before:
             return "its code changed between two of its rounds"
         return f"it is of other code ({code}; now {settings.code})"
+
+
+def changed_files(folder: Path, own: tuple[str, ...] = ()) -> list[str]:
+    """Return the files in which the code of the run in ``folder`` differs from the present code, sorted.
+
+    Args:
+        folder: the run's folder.
+        own: the user's own packages; their code is compared too.
+
+    Returns:
+        Paths, those of missing and added files too; empty if the run has no ``code.json``.
+    """
+    before, now = recorded_files(folder / "code.json"), code_files(own)
+    if not before:
+        return []
+    return differing(before, now)

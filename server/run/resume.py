@@ -17,7 +17,7 @@ from common.run_config import contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.text import printable, shell_line
-from common.versions import code_files, package_versions
+from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.events import Listener
@@ -350,7 +350,7 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if not before:
         return ""
     versions = package_versions()
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    changed = differing(before, now)
     parts: list[str] = []
     for name in changed[:MAX_NAMED]:
         if name in versions:

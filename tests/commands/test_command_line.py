@@ -128,7 +128,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["sweep"], 1, "needs settings with several values"),
         (["sweep", "--jobs", "0", "seed=0,1"], 2, "--jobs"),
         (["sweep", "seed=0,1", "output=DIR"], 1, "write --output DIR"),
-        (["sweep", "seed=0,1", "overwrite=true"], 1, "write --overwrite"),
+        (["sweep", "seed=0,1", "overwrite=yes"], 1, "expected overwrite=true or overwrite=false"),
         (["tune", "method=fpl"], 2, "goldfinch compare --methods NAME"),
         (["deployment-demo"], 2, "goldfinch demo --deployment"),
         (["predict", "MODEL", "photo.png"], 2, "goldfinch evaluate MODEL IMAGE..."),

@@ -18,6 +18,7 @@ from goldfinch.commands.sweep import Job, check_folder, default_output
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
 from goldfinch.results.run import RunFolder, find_runs
+from server.run.existing import Step
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 
@@ -32,23 +33,25 @@ def test_folders_without_a_name_are_another_one_for_every_choice() -> None:
     assert default_output("sweep", TINY) != default_output("compare", TINY)
 
 
-def test_a_run_that_is_scored_otherwise_is_run_again(tmp_path: Path) -> None:
+def test_a_run_that_is_scored_otherwise_is_another_run(tmp_path: Path) -> None:
     few = toy_settings("fedavg", tmp_path, rounds={"test_samples": 4})
     run(few)
     assert job_of(few).finished()
     whole = toy_settings("fedavg", tmp_path)
     assert whole.identity == few.identity
     assert not job_of(whole).finished()
-    assert "scored otherwise" in job_of(whole).stale()
+    assert "rounds.test_samples=" in job_of(whole).decision().reason
 
 
-def test_a_run_of_other_code_is_run_again(tmp_path: Path) -> None:
+def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     run(settings)
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "code": "feedfeedfeedfeed"}))
-    assert not job_of(settings).finished()
-    assert "feedfeedfeedfeed" in job_of(settings).stale()
+    (tmp_path / "code.json").unlink()
+    assert job_of(settings).finished()
+    assert job_of(settings).decision().step is Step.KEEP
+    assert "feedfeedfeedfeed" in job_of(settings).decision().reason
 
 
 def sweep_folder(folder: Path, words: list[str]) -> Path:
@@ -62,7 +65,7 @@ def sweep_folder(folder: Path, words: list[str]) -> Path:
 def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "sweep", TINY)
     check_folder(folder, list(reversed(TINY)))  # the same words
-    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
         check_folder(folder, [*TINY, "train.epochs=2"])
     assert (folder / "old").exists()
     check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)

@@ -205,7 +205,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(sweep, "run_subprocess", failing)
     request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path))
     console = quiet()
-    with pytest.raises(ConfigError, match="some runs failed") as caught:
+    with pytest.raises(ConfigError, match="some runs are missing") as caught:
         reproduce(request, console)
     assert "fedavg-" in str(caught.value)  # the folder, with the log
     assert "FedAvg, seed 0: FAILED: the camera fell off" in output_of(console)

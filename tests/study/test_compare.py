@@ -205,7 +205,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Trials and final runs that take no time; the names of the final runs."""
     done: list[str] = []
 
-    def trial(overrides: Any, folder: Path, listener: Any, stop: Any) -> None:
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
         for number in (1, 2):
             listener("validation", {"round": number, "average": 50.0})
             listener("round done", {"round": number})
