@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from support.toy import toy_settings
 from common.errors import ConfigError
 from common.settings import RunSettings
 from goldfinch.cli import main
-from goldfinch.commands.sweep import Job, check_folder, default_output
+from goldfinch.commands.sweep import Job, check_folder, default_output, run_subprocess
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
 from goldfinch.results.run import RunFolder, find_runs
@@ -52,6 +53,37 @@ def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
     assert job_of(settings).finished()
     assert job_of(settings).decision().step is Step.KEEP
     assert "feedfeedfeedfeed" in job_of(settings).decision().reason
+
+
+class FailingProcesses:
+    """Processes that fail at once."""
+
+    def __init__(self) -> None:
+        self.started: list[list[str]] = []
+
+    def start(self, words: list[str], threads: int, stream: Any) -> Any:
+        self.started.append(words)
+        return SimpleNamespace(wait=lambda timeout: 1)
+
+
+def test_a_run_of_a_sweep_that_fails_to_go_on_is_not_replaced(tmp_path: Path) -> None:
+    whole = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    expected = {"new": [], "unfinished": ["resume=true"], "finished": None, "other": None, "again": ["overwrite=true"]}
+    found: dict[str, list[str] | None] = {}
+    for kind in expected:
+        processes = FailingProcesses()
+        settings = whole
+        if kind == "unfinished":
+            run(whole, stop_after=1)
+        elif kind == "finished":
+            run(replace(whole, resume=True))
+        elif kind in ("other", "again"):
+            settings = replace(toy_settings("fedavg", tmp_path, seed=5), overwrite=kind == "again")
+        run_subprocess(Job(("a",), settings, kind), processes, lambda label, line: None)  # type: ignore[arg-type]
+        (tmp_path / "run.log").unlink(missing_ok=True)
+        assert len(processes.started) < 2
+        found[kind] = processes.started[0][2:] if processes.started else None
+    assert found == expected
 
 
 def sweep_folder(folder: Path, words: list[str]) -> Path:
