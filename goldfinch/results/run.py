@@ -22,14 +22,13 @@ from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
 from common.run_config import attack_text, check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.text import printable
-from common.versions import CODE, hash_of_files, processor_name
+from common.versions import CODE, hash_of_files, processor_name, recorded_files
 from server.run.history import (
     answers,
     check_version,
     counts_less,
 )
 from server.run.measures import measures_in
-from server.run.resume import recorded_files
 from server.run.schema import EVENTS, REPLIES, SCORES, check_events, check_lines, read_lines, reading, stream_lines
 
 if TYPE_CHECKING:

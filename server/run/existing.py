@@ -37,10 +37,10 @@ from common.regular_files import read_small
 from common.run_config import read_config
 from common.settings import RunSettings
 from common.text import listing
-from common.versions import code_files, differing, hash_of_files
+from common.versions import code_files, differing, hash_of_files, recorded_files
 from server.run.checkpoint import Checkpoints
 from server.run.history import CSV_COPIES, EARLIER
-from server.run.resume import MAX_NAMED, changed_settings, check_resumable, has_finished, recorded_files
+from server.run.resume import MAX_NAMED, changed_settings, check_resumable, has_finished
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines
 
 FILES = ("config.yaml", "summary.json", "code.json", SCORES, REPLIES, EVENTS, *CSV_COPIES, *EARLIER)

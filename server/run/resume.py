@@ -362,19 +362,6 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     return printable(", ".join(parts))
 
 
-def recorded_files(path: Path) -> dict[str, str]:
-    """Return the hash of each file of code that a run's ``code.json`` lists; empty if it cannot be read."""
-    try:
-        content = dict(json.loads(read_small(path)))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-    files: dict[str, str] = {}
-    for name, digest in content.items():
-        if str(name).endswith((".py", ".yaml")):
-            files[str(name)] = str(digest)
-    return files
-
-
 def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
     """Return the highest accuracy over ``scores`` of each domain, and of ``average`` and ``worst`` of whole scores."""
     best: dict[str, float] = {}
