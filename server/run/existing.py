@@ -43,9 +43,11 @@ from server.run.history import CSV_COPIES, EARLIER
 from server.run.resume import MAX_NAMED, changed_settings, check_resumable, has_finished
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines
 
-FILES = ("config.yaml", "summary.json", "code.json", SCORES, REPLIES, EVENTS, *CSV_COPIES, *EARLIER)
-FOLDERS = ("checkpoint", "prototypes", "clients")
-"""What a run writes or removes in its folder."""
+RUN_NAMES = (
+    *("config.yaml", "summary.json", "code.json", SCORES, REPLIES, EVENTS, "checkpoint", "prototypes", "clients"),
+    *(*CSV_COPIES, *EARLIER),
+)
+"""The files and folders that a run writes or removes in its folder."""
 
 
 class Step(Enum):
@@ -167,7 +169,7 @@ def _check_other_files(found: ExistingRun) -> None:
     """
     if found.is_run:
         return
-    names = [name for name in (*FILES, *FOLDERS) if (found.folder / name).exists()]
+    names = [name for name in dict.fromkeys(RUN_NAMES) if (found.folder / name).exists()]
     if names:
         raise ConfigError(
             f"{found.folder} holds no run, but {listing(names)}, which a run would replace: choose another output=, "
