@@ -7,7 +7,6 @@ An exchange calls the functions of :class:`Federation` in this order: :meth:`~Fe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
@@ -18,13 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from common.choices import choices_of
-from common.errors import CheckpointError, ConfigError, GoldfinchError, PayloadError, some_of
+from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
-from common.settings import RunSettings, check_kept_step, load_settings
+from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
@@ -157,7 +155,7 @@ class Federation:
         self.server = self._server_context(model)
         participants = settings.rounds.sampled(len(self.registry.expected))
         settings.aggregation.check(self.method.name, self.method.averages, participants)
-        check_kept_step(settings)
+        self.method.check(settings)
         _check_keeps_something(self.method, model)
         _check_exchanges_no_weights(self.method, model, settings.model)
         expected = self.method.expects(self.server)
@@ -477,24 +475,17 @@ def _check_exchanges_no_weights(method: Method, model: nn.Module, spec: ModelSpe
     """Refuse networks that differ between clients if the method exchanges weights.
 
     Raises:
-        ConfigError: it does; the message names methods that do not.
+        ConfigError: it does; the message names the command that lists methods that do not.
     """
     if not isinstance(spec, Mixed):
         return
     shared = method.shared_names(model)
     if not shared:
         return
-    found: list[str] = []
-    for name in sorted(choices_of("method")):
-        for more in ((), ("method.aggregate_models=false",)):
-            with contextlib.suppress(GoldfinchError):
-                other = load_settings([f"method={name}", "tuned=none", *more]).method
-                if not other.shared_names(model):
-                    found.append(" ".join([f"method={name}", *more]))
-                    break
     raise ConfigError(
         f"model=by_domain: method={method.name} exchanges {len(shared)} tensors of the model, which clients with "
-        f"different networks do not have in common. Methods that exchange none: {', '.join(found)}"
+        "different networks do not have in common. Choose a method that exchanges none: goldfinch list by_domain "
+        "names them"
     )
 
 
