@@ -21,7 +21,7 @@ BEST = "best"
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
 
-_COUNTED = TypeAdapter(dict[str, OwnVersion] | None)
+_COUNTED = TypeAdapter(dict[str, OwnVersion])
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +31,12 @@ class Checkpoint:
     Args:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
+        key: what participants are drawn from (``rounds.key``).
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
-        key: what participants are drawn from (``rounds.key``); ``None`` in the checkpoints of older runs: the seed.
         memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
         attempt: number of the part of the run that wrote it.
         counted: the version of each client's own state that belongs to the state, by client id, see
-            :attr:`strategies.core.federation.Federation.counted`; ``None`` if an earlier release wrote the checkpoint.
+            :attr:`strategies.core.federation.Federation.counted`.
     """
 
     state: GlobalState
@@ -45,11 +45,11 @@ class Checkpoint:
     identity: str
     seed: int
     rounds: int
+    key: int
     seconds: float = 0.0
-    key: int | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     attempt: int = 0
-    counted: Mapping[str, OwnVersion] | None = None
+    counted: Mapping[str, OwnVersion] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -146,11 +146,9 @@ class RunCheckpoints:
         """
         federation = self.federation
         federation.check_fits(checkpoint.state)
-        federation.registry.key = self.settings.seed
-        if checkpoint.key is not None:
-            federation.registry.key = checkpoint.key
+        federation.registry.key = checkpoint.key
         federation.remember(checkpoint.memory)
-        federation.counted = checkpoint.counted or {}
+        federation.counted = checkpoint.counted
         federation.attempt = max(federation.attempt, checkpoint.attempt + 1)
         self.run_id, self.earlier_seconds = checkpoint.run, checkpoint.seconds
         return checkpoint.state
