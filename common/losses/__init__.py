@@ -5,4 +5,5 @@ names its paper and equation. Means are over the whole batch unless stated other
 """
 
 from common.losses.classification import balanced_weights, cross_entropy, uniform_divergence
-from common.losses.prototype import PrototypeLosses, PrototypeTerms, prototype_contrast, prototype_losses, prototype_mse
+from common.losses.prototype import PrototypeLosses, prototype_contrast, prototype_losses, prototype_mse
+from common.losses.prototype_terms import PrototypeTerms

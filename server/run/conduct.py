@@ -195,11 +195,13 @@ def run_federation(
         try:
             rounds.run()
         except BaseException as error:
-            rounds.record_end(error)
+            rounds.folder.record_error(error)
             raise
         finally:
             engine.close()
-        summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
+        summary = summary_of(
+            settings, rounds, rounds.checkpoints.seconds() + max(0.0, finished - rounds.checkpoints.earlier_seconds)
+        )
         write_json(folder / "summary.json", summary)
     if rounds.problem:
         raise EngineError(rounds.problem)
@@ -235,7 +237,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     final = rules.get("final", {})
     best = best_round(states(scores.validated(), scores.skipped))
     registrations = rounds.registry.registrations
-    private = rounds.privacy_report()
+    private = rounds.folder.privacy_report()
     samples = {client: registrations[client].samples for client in sorted(registrations)}
     joined = joined_clients(settings, rounds.federation.new_model, samples)
     return {

@@ -23,7 +23,7 @@ Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
 Key = Annotated[int, Field(gt=-(2**128), lt=2**128)]
-"""A seed, or what a deployment draws its participants from (:data:`server.run.rounds.KEY_BITS`)."""
+"""A seed, or what a deployment draws its participants from (:data:`server.run.registration.KEY_BITS`)."""
 
 Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""

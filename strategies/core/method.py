@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from common.config import checked
 from common.errors import ConfigError
+from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
@@ -109,6 +110,37 @@ class Method:
     def trains(self) -> bool:
         """Whether there are rounds; otherwise a run only scores the initial state."""
         return True
+
+    def check(self, settings: RunSettings) -> None:
+        """Check the run's other settings against the method: here, against what its class declares.
+
+        It is called when settings are composed, on the server and on every device. A method with conditions of its own
+        overrides it, and calls ``super().check(settings)`` first.
+
+        Args:
+            settings: the run's settings; their ``method`` is this one.
+
+        Raises:
+            ConfigError: the settings contradict the method; the message says what to set.
+        """
+        if self.multi_view and settings.views.count < 1:
+            raise ConfigError(
+                f"method={settings.choices['method']} compares views of an image, and views="
+                f"{settings.choices['views']} gives none besides the image; choose views=randconv, augmented or "
+                "another of conf/views/, with views.count >= 1"
+            )
+        if self.pools and isinstance(settings.privacy, GaussianPrivacy):
+            raise ConfigError(
+                f"method={self.name} has all clients' images in one place, so there is nothing that privacy="
+                f"{settings.choices['privacy']} could protect: set privacy=none"
+            )
+        altering = settings.alters_updates
+        if self.keeps_step and altering:
+            raise ConfigError(
+                f"method={self.name}: each client keeps a correction that must equal what the server made of its "
+                f"updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
+                f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
+            )
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import torch
 
 from common.losses import prototype as module_of_losses
 from common.losses import prototype_contrast, prototype_losses
-from common.losses.prototype import PrototypeTerms, alignment_count, evaluate, prepared_rows, wanted_counts
+from common.losses.prototype import evaluate
+from common.losses.prototype_terms import PrototypeTerms, alignment_count, prepared_rows, wanted_counts
 from common.numerics import full_precision, generator
 from common.prototypes import PrototypeSet, unbiased_prototypes
 
