@@ -23,11 +23,11 @@ LIMITS = {
     "names that goldfinch imports": 222,
     "modules that readers of runs import": 28,
     "names that readers of runs import": 71,
-    "circles, imports inside functions counted": 1,
+    "circles, imports inside functions counted": 0,
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""
 
-FUNCTIONS, FILES = 278, 34
+FUNCTIONS, FILES = 276, 34
 """The most functions and files that the second round of FPL on the inline engine may run through."""
 
 WORDS = 55_000
