@@ -165,7 +165,7 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
 }
 """Of the entries of each file, by its name."""
 
-END = ("sha256", "seconds", "server_peak_bytes", "key")
+END = ("sha256", "seconds", "server_peak_bytes")
 """What the event has that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
 
 NEEDED = {
