@@ -156,7 +156,7 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
     """Return a composed configuration with further overrides, such as a run's that is resumed.
 
     A group of which an override chooses another option is composed from ``conf/``; all other settings stay as they are
-    in ``config``. Settings that ``config`` does not have, as of an earlier version, are the defaults of ``conf/``.
+    in ``config``.
 
     Args:
         config: the composed configuration.
@@ -174,13 +174,8 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
             choice = node["_target_"]  # a class that no file of conf/ describes
         groups.append(f"{group}={choice}")
     fresh = compose_config([*groups, *overrides], own=overrides)
-    changed: dict[str, Any] = {}
-    for key, value in fresh.items():
-        before = config.get(key, value)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            before = {**value, **before}
-        changed[key] = before
-    recorded = OmegaConf.create(dict(config))
+    changed = dict(config)
+    recorded = OmegaConf.create(changed)
     parsed = _parse([*groups, *overrides])
     chosen = {item.key_or_group: item for item in parsed}
     overlay = _overlay_in(parsed, {group: chosen[group] for group in ("method", "data")})
@@ -373,12 +368,6 @@ def _check_group(item: Override) -> bool:
     return True
 
 
-FORMER: Mapping[str, str] = {
-    "data.listing": "data.listing: no such key; lists of images are data=table, and data.path names the list",
-}
-"""Keys that exist no more, and what to write now."""
-
-
 def _check_key(item: Override, base: dict[str, Any]) -> None:
     if item.is_add() or item.is_delete():
         raise ConfigError(f"{item.input_line}: keys cannot be added or removed; set an existing key with key=value")
@@ -392,7 +381,7 @@ def _check_key(item: Override, base: dict[str, Any]) -> None:
                 meant = _nearest_setting(item.key_or_group, str(item.input_line).partition("=")[2], base)
             if meant:
                 raise UnknownKeyError(f"{item.key_or_group}: no such key; did you mean {meant}?")
-            raise UnknownKeyError(FORMER.get(item.key_or_group) or _no_such_key(part, node, where))
+            raise UnknownKeyError(_no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
 

@@ -242,7 +242,7 @@ Resume = Annotated[Any, AfterValidator(_true_or_anyway)]
 
 
 def _method(value: Any) -> Any:
-    is_method = hasattr(value, "exchanges") and hasattr(value, "aggregate")
+    is_method = all(hasattr(value, name) for name in ("exchanges", "aggregate", "check"))
     check(is_method, f"must be a method (strategies.core.method.Method); got {type(value).__name__}")
     return value
 
@@ -474,19 +474,19 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     Raises:
         ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
-    groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
+    classes = ("method", "data", "protocol", "model", "views", "aggregation", "attack", "own_metric", "privacy")
+    groups = (*classes, "train", "rounds")
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    added = {"own_metric": "common.own_metric.NoMetric", "attack": "strategies.core.attacks.NoAttack"}
-    raw = {**{key: {"_target_": target} for key, target in added.items()}, **raw}  # a copy, with what older runs lack
+    raw = dict(raw)
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in (*groups, *added):
+    for key in groups:
         values[key] = build(raw[key], key, targets.get(key))
         if is_described_by_no_file(raw, key):
             raw[key] = completed(raw[key], values[key])
@@ -499,19 +499,12 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings = construct(RunSettings, values)
     clients = settings.clients  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
-    check_kept_step(settings)
-    _check_pooled(settings)
+    settings.method.check(settings)
     _check_attack(settings)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
-    _check_smoothing(settings)
     _check_freeze(settings)
-    if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
-        raise ConfigError(
-            f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
-            "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
-        )
     return settings
 
 
@@ -558,21 +551,6 @@ def _say_normalisation(data: DataSource, target: str) -> None:
         )
 
 
-def check_kept_step(settings: RunSettings) -> None:
-    """Refuse a method whose clients keep what the server made of their updates, if the server may change these.
-
-    Raises:
-        ConfigError: the method cannot be combined with the settings; the message says what to set.
-    """
-    altering = settings.alters_updates
-    if altering and getattr(settings.method, "keeps_step", None):
-        raise ConfigError(
-            f"method={settings.method.name}: each client keeps a correction that must equal what the server made of "
-            f"its updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
-            f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
-        )
-
-
 def check_deployable(settings: RunSettings) -> None:
     """Refuse what is only simulated: a deployment never does it, neither its server nor its devices.
 
@@ -588,14 +566,6 @@ def check_deployable(settings: RunSettings) -> None:
         raise ConfigError(
             f"method={settings.method.name} is the {settings.method.bound} bound of a table and no federation, so it "
             "is only simulated: set engine=inline or engine=ray, or choose another method"
-        )
-
-
-def _check_pooled(settings: RunSettings) -> None:
-    if settings.method.pools and isinstance(settings.privacy, GaussianPrivacy):
-        raise ConfigError(
-            f"method={settings.method.name} has all clients' images in one place, so there is nothing that privacy="
-            f"{settings.choices['privacy']} could protect: set privacy=none"
         )
 
 
@@ -620,7 +590,7 @@ def _check_metrics(settings: RunSettings) -> None:
 
 
 def _check_validation(settings: RunSettings) -> None:
-    validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
+    validation = settings.protocol.validation
     if settings.train.patience is not None and not validation:
         raise ConfigError(
             f"train.patience={settings.train.patience} stops a run by its scores on validation samples, and there are "
@@ -638,21 +608,6 @@ def _check_validation(settings: RunSettings) -> None:
         raise ConfigError(
             f"rounds.oversample={settings.rounds.oversample:g} leaves out the clients that answer last, and "
             f"protocol.validation={validation:g} compares rounds by the samples of every client: choose one of the two"
-        )
-    if not validation or public is None or public.source.name != settings.data.name:
-        return
-    if public.domain in settings.data.domains:
-        raise ConfigError(
-            f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
-            "holds some of these out: choose another public set"
-        )
-
-
-def _check_smoothing(settings: RunSettings) -> None:
-    if settings.train.label_smoothing and hasattr(settings.method, "smoothing"):
-        raise ConfigError(
-            f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} smooths "
-            "labels by a setting of its own; set method.smoothing instead"
         )
 
 

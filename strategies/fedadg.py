@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import BelowOne, Natural, Positive, Search, checked
+from common.errors import ConfigError
 from common.models.base import Model, initialised
 from common.numerics import working_dtype
+from common.settings import RunSettings
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
@@ -62,6 +64,15 @@ class FedADG(Averaging):
     fidelity: Game = "paper"
     head: Literal["task", "model"] = "task"
     weighting: Weighting = "uniform"
+
+    def check(self, settings: RunSettings) -> None:
+        """Refuse a second smoothing of labels (``train.label_smoothing``)."""
+        super().check(settings)
+        if settings.train.label_smoothing:
+            raise ConfigError(
+                f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} "
+                "smooths labels by a setting of its own; set method.smoothing instead"
+            )
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the network with the paper's head, and with generator and discriminator."""

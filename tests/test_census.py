@@ -19,11 +19,11 @@ LIMITS = {
     "commands": 14,
     "public names defined twice": 13,
     "renderers of a table": 6,
-    "circles, imports inside functions counted": 1,
+    "circles, imports inside functions counted": 0,
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""
 
-FUNCTIONS, FILES = 278, 34
+FUNCTIONS, FILES = 276, 34
 """The most functions and files that the second round of FPL on the inline engine may run through."""
 
 WORDS = 55_000

@@ -28,7 +28,7 @@ from server.engines.inbox import Inbox
 from server.engines.waiting import OnWaiting, WaitReport
 from server.flower.cluster import ENDS_RUN
 from server.flower.silence import SilenceLimit
-from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
+from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is, without_the_late
 from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
@@ -319,6 +319,15 @@ class FlowerEngine:
         Raises:
             EngineError: a Ray actor died. Flower does not replace it, so every later round would lose clients.
         """
+        if closing is None or not self.simulated:
+            return self._collect(message, requests, seconds, keep, closing)
+        replies, failures = self._collect(message, requests, seconds, keep, None)
+        return without_the_late(replies, failures, closing)
+
+    def _collect(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, keep: Keep, closing: Closing | None
+    ) -> tuple[list[Reply], list[Failure]]:
+        """Send the requests; collect the replies until all are there, the exchange closes, or ``seconds`` are over."""
         blob = encode(message)
         self._update_nodes()
         clients, behind = self._recipients(requests, closing)

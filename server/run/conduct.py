@@ -23,7 +23,7 @@ from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.events import Listener
 from server.run.existing import Decision, Step, decide
-from server.run.history import CSV_COPIES, EARLIER, PARTS, History
+from server.run.history import CSV_COPIES, PARTS, History
 from server.run.measures import described, resolutions_of
 from server.run.rounds import RoundLoop
 from server.run.schema import REPLIES, stream_lines
@@ -77,19 +77,10 @@ def _begin(settings: RunSettings, decision: Decision) -> None:
         (folder / "summary.json").unlink(missing_ok=True)
         if decision.is_run and not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
-            _remove_earlier(folder)
+            for name in CSV_COPIES:
+                (folder / name).unlink(missing_ok=True)
         named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
         write_text(folder / "config.yaml", yaml_of(named))
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove what an earlier version left in the folder of a run that is replaced, and the copies for a spreadsheet."""
-    for name in (*EARLIER, *CSV_COPIES):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -204,11 +195,13 @@ def run_federation(
         try:
             rounds.run()
         except BaseException as error:
-            rounds.record_end(error)
+            rounds.folder.record_error(error)
             raise
         finally:
             engine.close()
-        summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
+        summary = summary_of(
+            settings, rounds, rounds.checkpoints.seconds() + max(0.0, finished - rounds.checkpoints.earlier_seconds)
+        )
         write_json(folder / "summary.json", summary)
     if rounds.problem:
         raise EngineError(rounds.problem)
@@ -244,7 +237,7 @@ def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict
     final = rules.get("final", {})
     best = best_round(states(scores.validated(), scores.skipped))
     registrations = rounds.registry.registrations
-    private = rounds.privacy_report()
+    private = rounds.folder.privacy_report()
     samples = {client: registrations[client].samples for client in sorted(registrations)}
     joined = joined_clients(settings, rounds.federation.new_model, samples)
     return {

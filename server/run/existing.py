@@ -39,13 +39,13 @@ from common.settings import RunSettings
 from common.text import listing
 from common.versions import code_files, differing, hash_of_files, recorded_files
 from server.run.checkpoint import Checkpoints
-from server.run.history import CSV_COPIES, EARLIER
+from server.run.history import CSV_COPIES
 from server.run.resume import MAX_NAMED, changed_settings, check_resumable, has_finished
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines
 
 RUN_NAMES = (
     *("config.yaml", "summary.json", "code.json", SCORES, REPLIES, EVENTS, "checkpoint", "prototypes", "clients"),
-    *(*CSV_COPIES, *EARLIER),
+    *CSV_COPIES,
 )
 """The files and folders that a run writes or removes in its folder."""
 
