@@ -170,13 +170,12 @@ def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remed
 
 
 def _made(name: str, storage: BaseStorage) -> Study:
-    """Return Optuna's study with a name, which is made if it is not there."""
+    """Return Optuna's study with a name, which is made if it is not there; nothing is written if it is."""
+    sampler = optuna.samplers.RandomSampler()  # asked for nothing: entries have their values
+    with contextlib.suppress(KeyError):
+        return optuna.load_study(study_name=name, storage=storage, sampler=sampler)
     return optuna.create_study(
-        study_name=name,
-        storage=storage,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(),  # asked for nothing: entries have their values
+        study_name=name, storage=storage, direction="maximize", load_if_exists=True, sampler=sampler
     )
 
 
