@@ -128,26 +128,16 @@ class ClassTotals:
     def of(cls, confusion: Sequence[Sequence[int]]) -> ClassTotals:
         """Return the totals of confusion counts ``[K][K]``: images by true class (row) and predicted class (column)."""
         found = cls.empty(len(confusion))
-        found.add_all(confusion)
+        found.add_cells(cells_of(confusion))
         return found
-
-    def add_all(self, confusion: Sequence[Sequence[int]]) -> None:
-        """Add the images of confusion counts ``[K][K]``."""
-        for true, row in enumerate(confusion):
-            for predicted, count in enumerate(row):
-                self.add(true, predicted, count)
-
-    def add(self, true: int, predicted: int, count: int) -> None:
-        """Add ``count`` images of class ``true`` that were predicted as class ``predicted``."""
-        self.true[true] += count
-        self.predicted[predicted] += count
-        if true == predicted:
-            self.correct[true] += count
 
     def add_cells(self, cells: Mapping[str, Any]) -> None:
         """Add the images of confusion counts without their zeros, see :func:`cells_of`."""
         for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
-            self.add(true, predicted, count)
+            self.true[true] += count
+            self.predicted[predicted] += count
+            if true == predicted:
+                self.correct[true] += count
 
     def recall(self, label: int) -> float | None:
         """Return the share of a class's images that were predicted as it, in per cent; ``None`` without images."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,8 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from common.regular_files import read_small
 
 VERSION = "0.1.0"
 """Goldfinch's version, as in pyproject.toml."""
@@ -78,6 +81,24 @@ def code_sha256(own: tuple[str, ...] = ()) -> str:
 def hash_of_files(files: Mapping[str, str]) -> str:
     """Return 16 hex digits over the names and hashes of files, independent of their order."""
     return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
+
+
+def recorded_files(path: Path) -> dict[str, str]:
+    """Return the hash of each file of code that a run's ``code.json`` lists; empty if it cannot be read."""
+    try:
+        content = dict(json.loads(read_small(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    files: dict[str, str] = {}
+    for name, digest in content.items():
+        if str(name).endswith((".py", ".yaml")):
+            files[str(name)] = str(digest)
+    return files
+
+
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of files with other hashes, or that one side lacks, sorted."""
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE) -> list[str]:

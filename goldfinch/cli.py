@@ -150,7 +150,6 @@ def _sweep(
         Path | None,
         option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
     ] = None,
-    overwrite: Annotated[bool, option("--overwrite", text="Replace another sweep that the folder holds.")] = False,
     jobs: Jobs = 1,
 ) -> None:
     """Train every combination, then show the table.
@@ -158,13 +157,16 @@ def _sweep(
     goldfinch sweep method=fedavg,fpl seed=0,1,2 --output DIR
     KEY=A,B    a setting with several values; method=* is every choice of a group
     KEY=VALUE  a setting of all runs
+    overwrite=true replaces another sweep in DIR, and runs of other settings or other code, which are kept otherwise
     What is finished is skipped, what was interrupted goes on, what cannot be combined is named.
     """
     if not overrides:
         raise ConfigError("a sweep needs settings with several values: goldfinch sweep method=fedavg,fpl seed=0,1")
     from goldfinch.commands.sweep import default_output, sweep
+    from goldfinch.kept import split_overwrite
 
-    sweep(overrides, output or default_output("sweep", overrides), jobs, overwrite=overwrite)
+    chosen, overwrite = split_overwrite(overrides)
+    sweep(chosen, output or default_output("sweep", chosen), jobs, overwrite=overwrite)
 
 
 def _rule(name: str, metavar: str, **more: Any) -> Any:
@@ -193,19 +195,22 @@ def _compare(
 
     goldfinch compare --methods fedavg,fpl data=glyphs --trials 8 --output DIR
     KEY=VALUE  any setting of goldfinch run but the method's, for all of them
+    overwrite=true replaces a comparison of other settings or other code in DIR, which is kept otherwise
     An interrupted comparison goes on when it is called again, and several calls share the work. With one method it
     tunes this method.
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study.compare import CompareRequest, compare, take_part
 
     rules = Rules(studies, trials, runs, items_of(scores) or Rules.scores, weighting, batch)
-    words = [f"methods={','.join(items_of(methods))}", *overrides, *rules.options]
+    chosen, overwrite = split_overwrite(overrides)
+    words = [f"methods={','.join(items_of(methods))}", *chosen, *rules.options]
     folder = output or default_output("compare", words)
-    request = CompareRequest(items_of(methods), tuple(overrides), folder, rules, storage)
+    request = CompareRequest(items_of(methods), tuple(chosen), folder, rules, storage, overwrite)
     if worker:
         take_part(request)
         return
@@ -343,6 +348,7 @@ def _reproduce(
     goldfinch reproduce fpl_digits --scale small
     TABLE      the table; without it, all are listed
     KEY=VALUE  any setting of goldfinch run, for every row
+    overwrite=true  train again what is finished by other code, which is kept otherwise
     """
     from goldfinch.commands.reproduce import print_tables, reproduce, request_of
 

@@ -45,7 +45,8 @@ def compare(
         jobs: processes at the same time.
         keywords: the numbers of the comparison, which are ``studies``, ``trials``, ``runs``, ``scores``, ``weighting``
             and ``batch`` (:class:`goldfinch.study.options.Rules`), and settings as in :func:`goldfinch.run`, without
-            ``method``, ``seed`` and ``output``.
+            ``method``, ``seed`` and ``output``. ``overwrite=True`` replaces a comparison of other settings or other
+            code, which is kept otherwise.
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
@@ -59,6 +60,7 @@ def compare(
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
     from goldfinch.results.sheets import pandas_library
 
     with libraries_of("tune", "goldfinch compare"):
@@ -69,11 +71,12 @@ def compare(
         if name in keywords:
             numbers[name] = keywords.pop(name)
     rules = Rules(**numbers)
-    given = (*overrides_of(settings, keywords), *overrides)
+    given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
+    request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
-        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules, storage), jobs)
+        done = study.compare(request, jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

@@ -454,12 +454,18 @@ def sweep(
         settings: the same by key; a list or range has one run for each value.
         output: folder of the runs; ``None`` takes a folder that is named after the settings. Finished runs are kept.
         jobs: runs at a time.
-        keywords: as in :func:`run`; a list or range has one run for each value.
+        keywords: as in :func:`run`; a list or range has one run for each value. ``overwrite=True`` replaces runs of
+            other settings or other code, which are kept otherwise.
+
+    Raises:
+        ConfigError: a setting is wrong, or runs are missing: they failed, or their folders hold other runs.
     """
     from goldfinch.commands import sweep as command
+    from goldfinch.kept import split_overwrite
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
-    folder = Path(output or command.default_output("sweep", given))
+    chosen, overwrite = split_overwrite(given)
+    folder = Path(output or command.default_output("sweep", chosen))
     with terminable():
-        command.sweep(given, folder, jobs)
+        command.sweep(chosen, folder, jobs, overwrite=overwrite)
     return load_runs(folder)

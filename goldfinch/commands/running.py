@@ -27,7 +27,7 @@ from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.events import count_lines
-from server.run.resume import check_resumable, has_finished
+from server.run.existing import Step, decide
 from strategies.core.federation import Federation
 
 HERE = {"name": "inline", "device": "client.local.local_device"}
@@ -63,8 +63,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
     if engine not in SIMULATED:
         check_deployable(settings)
-    check_resumable(settings)  # before an engine is started or data are read
-    if has_finished(settings):
+    if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read
         if not quiet:
             print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
         return

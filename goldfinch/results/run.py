@@ -19,11 +19,10 @@ from omegaconf import OmegaConf
 from common.config import build
 from common.errors import CheckpointError, ConfigError, GoldfinchError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
-from common.regular_files import read_small
 from common.run_config import attack_text, check_trusted, read_config, result_settings
 from common.scores import RunScores, Scorers, class_totals, lines_on, test_images
 from common.text import printable
-from common.versions import CODE, hash_of_files, processor_name
+from common.versions import CODE, hash_of_files, processor_name, recorded_files
 from server.run.history import (
     answers,
     check_version,
@@ -784,16 +783,3 @@ def recorded_code(path: Path) -> str:
     if not files:
         return "unknown"
     return hash_of_files(files)
-
-
-def recorded_files(path: Path) -> dict[str, str]:
-    """Return the hash of each file of code that ``code.json`` lists; empty if it cannot be read."""
-    try:
-        content = dict(json.loads(read_small(path)))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-    files: dict[str, str] = {}
-    for name, digest in content.items():
-        if str(name).endswith((".py", ".yaml")):
-            files[str(name)] = str(digest)
-    return files

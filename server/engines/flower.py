@@ -128,12 +128,14 @@ class FlowerEngine:
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
         on_silence: called with the reason before that.
         on_waiting: called with the clients that the engine has waited for some seconds; see :class:`WaitReport`.
+        code: the run's hash of code. A node with another one names its files, so that the refusal says which differ.
     """
 
     def __init__(
         self,
         grid: Grid,
         *,
+        code: str = "",
         simulated: bool = False,
         enrolled: bool = False,
         silence: float = inf,
@@ -141,6 +143,7 @@ class FlowerEngine:
         on_waiting: OnWaiting | None = None,
     ) -> None:
         self.grid = grid
+        self._code = code
         self._on_waiting = on_waiting
         self.simulated = simulated
         self.enrolled = enrolled
@@ -268,7 +271,7 @@ class FlowerEngine:
                 state.due = now  # it is asked again when it returns
             if state.online and state.due <= now:
                 due.append(node)
-        content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
+        content = getpropertiesins_to_recorddict(GetPropertiesIns({"code": self._code}))
         messages = []
         for node in due:
             ttl = max(deadline.left, self._states[node].patience) + GRACE_SECONDS

@@ -22,9 +22,9 @@ from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.events import Listener
+from server.run.existing import Decision, Step, decide
 from server.run.history import CSV_COPIES, PARTS, History
 from server.run.measures import described, resolutions_of
-from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
 from server.run.schema import REPLIES, stream_lines
 from server.run.trackers import tracker_settings, tracking
@@ -35,13 +35,13 @@ from strategies.core.method import Method
 def prepare_output(settings: RunSettings) -> None:
     """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    A run in the folder is overwritten only with ``overwrite``, and with ``resume`` its settings must agree with the
-    rounds that are done (:func:`server.run.resume.check_resumable`). :func:`run_federation` checks this again under its
-    lock, because another process may have started a run here in between.
+    What is in the folder decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until
+    :func:`run_federation` begins, so that nothing is lost if an engine cannot be started. That function decides again
+    under its lock, because another process may have started a run here in between.
 
     Raises:
-        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another process writes to
-            the folder, it cannot be written, or the library of a tracker is missing.
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or files that a run would
+            replace; another process writes to the folder; it cannot be written; or the library of a tracker is missing.
         CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
     """
     if settings.resume and settings.overwrite:
@@ -49,25 +49,33 @@ def prepare_output(settings: RunSettings) -> None:
     tracker_settings(settings)
     require_accountant(settings)
     with run_lock(settings.output_folder):
-        _begin(settings)
+        decision = _checked(settings)
+        if not decision.replaces:
+            _begin(settings, decision)
 
 
-def _begin(settings: RunSettings) -> None:
-    """Check and write the folder as :func:`prepare_output` does; the caller holds the lock."""
-    folder = settings.output_folder
-    taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
-    if taken and not (settings.resume or settings.overwrite):
-        raise ConfigError(
-            f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
-            "or choose another output="
-        )
-    check_resumable(settings)
+def _checked(settings: RunSettings) -> Decision:
+    """Return what the run does with what its folder holds; the caller holds the lock.
+
+    Raises:
+        ConfigError: the folder holds a run that may be neither continued nor replaced.
+        CheckpointError: the run cannot be resumed with these settings.
+    """
+    decision = decide(settings)
+    if decision.step is Step.KEEP:
+        raise ConfigError(decision.reason)
     check_names("class", settings.data.class_names)
+    return decision
+
+
+def _begin(settings: RunSettings, decision: Decision) -> None:
+    """Write ``config.yaml``, and remove what a new run would take for its own; the caller holds the lock."""
+    folder = settings.output_folder
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):
         (folder / "summary.json").unlink(missing_ok=True)
-        if not settings.resume:  # no other run can use an old run's client states
+        if decision.is_run and not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
             for name in CSV_COPIES:
                 (folder / name).unlink(missing_ok=True)
@@ -179,7 +187,7 @@ def run_federation(
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
-        _begin(settings)
+        _begin(settings, _checked(settings))
         finished = 0.0
         if settings.resume:
             finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's

@@ -17,7 +17,7 @@ from common.run_config import contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.text import printable, shell_line
-from common.versions import code_files, package_versions
+from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.events import Listener
@@ -173,9 +173,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
         parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
     if checkpoint.seed != settings.seed:
         parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
-    for key, (now, before) in contradictions(settings.raw, folder / "config.yaml").items():
-        if key not in ("method", "seed"):  # of which the checkpoint's own record is told
-            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    parts += changed_settings(settings, without=("method", "seed"))  # of which the checkpoint's own record is told
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
@@ -216,6 +214,23 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
         f"train.rounds={rounds}, and {folder} has {done} rounds that are done: a run cannot be resumed to fewer. "
         f"Use train.rounds={done} or more, or {ELSEWHERE}; {model}"
     )
+
+
+def changed_settings(settings: RunSettings, without: Sequence[str] = ()) -> list[str]:
+    """Return which settings contradict those of the run in the output folder, each as ``KEY=NOW, which was BEFORE``.
+
+    Args:
+        settings: the present settings.
+        without: settings that are left out.
+
+    Raises:
+        ConfigError: the folder's ``config.yaml`` cannot be read.
+    """
+    parts: list[str] = []
+    for key, (now, before) in contradictions(settings.raw, settings.output_folder / "config.yaml").items():
+        if key not in without:
+            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    return parts
 
 
 def _shown(value: Any) -> str:
@@ -329,7 +344,7 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if not before:
         return ""
     versions = package_versions()
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    changed = differing(before, now)
     parts: list[str] = []
     for name in changed[:MAX_NAMED]:
         if name in versions:

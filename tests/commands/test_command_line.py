@@ -16,9 +16,11 @@ import pytest
 import torch
 import typer
 from omegaconf import OmegaConf
+from support.runs import run
 
 from common.choices import CONF
 from common.config import changed_config
+from common.errors import ConfigError
 from common.settings import settings_of
 from goldfinch import cli
 from goldfinch.cli import main
@@ -123,7 +125,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["sweep"], 1, "needs settings with several values"),
         (["sweep", "--jobs", "0", "seed=0,1"], 2, "--jobs"),
         (["sweep", "seed=0,1", "output=DIR"], 1, "write --output DIR"),
-        (["sweep", "seed=0,1", "overwrite=true"], 1, "write --overwrite"),
+        (["sweep", "seed=0,1", "overwrite=yes"], 1, "expected overwrite=true or overwrite=false"),
         (["demo", "--deployment", "--methods", "fpl"], 1, "method=NAME"),
         (["evaluate", "MODEL", "photo.png", "data=glyphs"], 1, "give images, whose classes are predicted, or settings"),
         (["evaluate", "MODEL", "photo.png", "--split", "all"], 1, "images have no split"),
@@ -310,6 +312,27 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
     assert trained == ["fedprox", "moon"]
     assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1
     assert len(trained) == 2
+
+
+def test_a_demonstration_shows_what_is_finished_and_replaces_nothing_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["method=fedavg", "engine=inline", "data=glyphs", "data.domains=[printed,signs]", "protocol.samples=16"]
+    words += ["model=small", "train.device=cpu", "train.rounds=1", "train.local_steps=1", "rounds.test_samples=8"]
+    chosen = [*words, f"output={tmp_path}"]
+    settings = demo_module.settings_here(chosen)
+    assert settings is not None
+    run(settings)
+    assert demo_module.settings_here(chosen) is None
+    assert "has finished already and is shown as it is; overwrite=true trains it again" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"is kept: it has other settings: seed=1.*add overwrite=true"):
+        demo_module.settings_here([*chosen, "seed=1"])
+    replacing = demo_module.settings_here([*chosen, "seed=1", "overwrite=true"])
+    assert replacing is not None
+    assert replacing.overwrite
+    longer = demo_module.settings_here([*chosen, "train.rounds=2"])
+    assert longer is not None
+    assert longer.resume
 
 
 def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:

@@ -298,7 +298,9 @@ def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
 def test_brackets_in_a_sweep_s_labels_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep_module, "plan", lambda arguments, output: ([], {"data.domains=[sketch]": "no [/red]"}))
+    monkeypatch.setattr(
+        sweep_module, "plan", lambda arguments, output, **_: ([], {"data.domains=[sketch]": "no [/red]"})
+    )
     sweep_module.sweep([], tmp_path)
     assert "skipped: data.domains=[sketch]: no [/red]" in capsys.readouterr().out
 

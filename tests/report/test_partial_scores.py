@@ -280,7 +280,7 @@ def test_a_comparison_refuses_a_partial_score(tmp_path: Path, monkeypatch: pytes
     study = study_of(tmp_path)
     settings = toy_settings("fedavg", study.folder / "seed-0", train={"rounds": 3})
     run(settings, dying(settings, "dark-0", 3))
-    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener: None)
+    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener, **_: None)
     with pytest.raises(EngineError, match=r"the score is without dark"):
         search.final_run(study, {}, 0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -206,7 +208,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Trials and final runs that take no time; the names of the final runs."""
     done: list[str] = []
 
-    def trial(overrides: Any, folder: Path, listener: Any, stop: Any) -> None:
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
         for number in (1, 2):
             listener("validation", {"round": number, "average": 50.0})
             listener("round done", {"round": number})
@@ -274,6 +276,52 @@ def test_a_final_run_that_failed_is_tried_again_by_the_next_call(short: list[str
     again = compare.compare(asked, console=QUIET)
     assert short[count:] == ["fedprox/in_domain/1 2", "fedprox/in_domain/1 3"]
     assert again.notes == first.notes
+
+
+def test_a_comparison_of_other_code_is_kept_and_both_commands_work(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(tmp_path / "out", "fedavg")
+    compare.compare(asked, console=QUIET)
+    before = {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()}
+    monkeypatch.setattr("common.settings.code_sha256", lambda own=(): "feedfeedfeedfeed")
+    with pytest.raises(ConfigError, match=r"holds a comparison of other code\.") as caught:
+        compare.compare(asked, console=QUIET)
+    assert {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()} == before
+    both, again = re.findall(r"(?:keep both|train again): +goldfinch (.*)", str(caught.value))
+    count = len(short)
+    assert main(shlex.split(both)) == 0
+    assert {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "out-2" / "compare.md").exists()
+    assert main(shlex.split(again)) == 0
+    assert len(short) == 3 * count, "all final runs were done again, twice"
+    assert main(shlex.split(again)) == 0
+    assert main(asked.words) == 0
+    assert len(short) == 3 * count, "one that has begun is continued, with and without the word"
+    assert "overwrite" not in (asked.output / "compare.md").read_text()
+
+
+def test_final_runs_of_other_settings_are_kept_unless_they_are_to_be_replaced(tmp_path: Path) -> None:
+    """As of a comparison whose journal was lost."""
+    from goldfinch.study import search
+
+    words = (*TINY, "method=fedavg", "protocol.partition_seed=null", "seed=0", "train.rounds=1")
+    folder = tmp_path / "seed-0"
+    search.run_here(words, folder)
+    before = (folder / "summary.json").read_bytes()
+    other = (*words, "train.learning_rate=0.02")
+    with pytest.raises(
+        ConfigError, match=r"is kept: it has other settings: train\.learning_rate=0\.02.*overwrite=true"
+    ):
+        search.run_here(other, folder)
+    assert (folder / "summary.json").read_bytes() == before
+    search.run_here(other, folder, overwrite=True)
+    replaced = RunFolder(folder)
+    assert replaced.options["train.learning_rate"] == 0.02
+    search.run_here(other, folder, overwrite=True)
+    assert RunFolder(folder).events == replaced.events, "what is finished is not done again"
+    search.run_here(words, folder, own=True)
+    assert RunFolder(folder).options["train.learning_rate"] != 0.02
 
 
 def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -> None:

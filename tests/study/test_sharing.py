@@ -66,7 +66,9 @@ class Runs:
         self.folders: list[str] = []
         self.meanwhile: dict[int, Callable[[], object]] = {}
 
-    def __call__(self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool]) -> None:
+    def __call__(
+        self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool], **_: bool
+    ) -> None:
         self.folders.append(folder.name)
         given = dict(item.split("=", 1) for item in overrides)
         score = 1000 * float(given["train.learning_rate"])
