@@ -186,6 +186,7 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
         "commands": census.commands(),
         "public names defined twice": twice,
         "renderers of a table": census.renderers(counted.trees),
+        "values of conf/ that equal a default": census.values_equal_to_a_default(),
         "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
     }
 

@@ -99,7 +99,7 @@ def _run(
         raise ConfigError(
             "a run has one value of each setting; use sweep for several: goldfinch sweep method=fedavg,fpl seed=0,1"
         )
-    from common.config import compose_config
+    from common.composition import compose_config
 
     composed = compose_config(overrides)  # a mistake is told before torch is imported, which takes seconds
     if dry_run:

@@ -338,7 +338,7 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         ConfigError: a setting is wrong, or the output folder holds a run already.
         EngineError: the run could not be completed.
     """
-    from common.config import compose_config
+    from common.composition import compose_config
     from common.settings import settings_of
     from goldfinch.commands import running
 

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from common.choices import choices_of
-from common.config import changed_config, compose_config, trust_overrides
+from common.composition import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from common.choices import choices_of
-from common.config import compose_config
+from common.composition import compose_config
 from common.data.domain import DataSource
 from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
 from common.metrics import PARTIAL, RULES, named_missing

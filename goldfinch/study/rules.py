@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from common.choices import choices_of
-from common.config import Search, compose_config, search_ranges
+from common.composition import compose_config
+from common.config import Search, search_ranges
 from common.errors import ConfigError, nearest
 from common.metrics import MEASURES, Measure
 from common.overlays import printed_values

@@ -19,7 +19,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from common.choices import CONF
-from common.config import changed_config
+from common.composition import changed_config
 from common.errors import ConfigError
 from common.run_config import REMOVED_FROM_ALL, REMOVED_SETTINGS, read_config, result_settings, yaml_of
 from common.settings import load_settings, settings_of

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from common.choices import CONF
 from common.errors import ConfigError
 from common.losses import balanced_weights, cross_entropy
+from common.round_settings import TrainSettings
 from common.run_config import ADDED_SETTINGS
-from common.settings import RunSettings, TrainSettings, load_settings
+from common.settings import RunSettings, load_settings
 from goldfinch.commands.sweep import Job
 from goldfinch.results.run import RunFolder
 from server.run.events import describe
