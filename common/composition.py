@@ -1,16 +1,17 @@
 """Composes a configuration with Hydra, and checks the keys of its overrides; errors name the nearest valid choice."""
 
+import contextlib
 import difflib
 import threading
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,7 +21,7 @@ from common.choices import ALLOWED, CONF, FOLDERS, choices_of, imports_of, trust
 from common.config import with_defaults
 from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overlays import Overlay
-from common.overrides import parse_overrides, quoted_override, unescaped
+from common.overrides import Override, Overrides, parse_overrides, quoted_override
 from common.round_settings import RoundSettings, TrainSettings
 from common.versions import OURS
 
@@ -37,10 +38,12 @@ SIMILAR = 0.8
 """Smallest similarity of an unknown key to the last part of a setting at which it is suggested, from 0 to 1."""
 
 
-def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return Hydra's composition of ``conf/config.yaml`` with ``overrides``, as plain containers.
+class Composition:
+    """What overrides choose, composed by Hydra, and their values.
 
-    The key ``choices`` holds the name of the option that was chosen in each group.
+    It is made in two steps, since most classes import torch, which takes seconds. At construction a mistake is told in
+    the choices, and in settings whose classes do not need torch; :meth:`config` tells the others.
+
     ``method._target_=package.module.Class``, or shorter ``method=package.module.Class``, chooses a class that no file
     describes: its settings are its own defaults and those that are given.
 
@@ -49,74 +52,159 @@ def compose_config(overrides: Sequence[str], own: Sequence[str] | None = None) -
         own: the overrides that the user gave, by default all. The classes that they name may be imported
             (:func:`trust`).
 
+    Attributes:
+        overrides: the overrides, read.
+        overlay: the overlay that they choose; ``None`` without one.
+
     Raises:
-        ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
+        ConfigError: an override cannot be read, or names a group, option or key that does not exist.
     """
-    parsed = _parse(overrides)
-    if own is None:
-        own = overrides
-    trust_overrides(own)  # not a class that a tuned file names, which the user may not have written
-    classes: list[Override] = []
-    options: dict[str, Override] = {}
-    settings: list[Override] = []
-    for item in parsed:
-        if item.key_or_group in overlays.GROUPS:
-            continue
-        if item.key_or_group.endswith("._target_"):
-            classes.append(item)
+
+    def __init__(self, overrides: Overrides, own: Overrides | None = None) -> None:
+        self.overrides = parse_overrides(overrides)
+        for item in self.overrides:
+            if item.several:
+                raise ConfigError(
+                    f"{item.text}: a run has one value of each setting; use sweep: goldfinch sweep {item.text}"
+                )
+        if own is None:
+            own = self.overrides
+        trust_overrides(own)  # not a class that a tuned file names, which the user may not have written
+        self._classes: dict[str, Override] = {}
+        self._options: dict[str, Override] = {}
+        self._settings: list[Override] = []
+        for item in self.overrides:
+            self._sort(item)
+        with _told():
+            self.overlay = self._overlay()
+            self._base = _composed(self._lines(self.overlay), tuple(FOLDERS))
+            _check_has_no_other_group(self._base)
+            for item in self._settings:
+                if not self._base.needs_import(item.key.partition(".")[0]):
+                    _check_key(item, self._base)
+
+    def _sort(self, item: Override) -> None:
+        if item.key in overlays.GROUPS:
+            return
+        if item.key.endswith("._target_"):
+            self._classes[item.key.removesuffix("._target_")] = item
         elif _names_class(item):
             _store_class(item)
-            options[item.key_or_group] = item
+            self._options[item.key] = item
         elif _check_group(item):
-            options[item.key_or_group] = item
+            self._options[item.key] = item
         else:
-            settings.append(item)
-    overlay = _overlay_in(parsed, options)
+            self._settings.append(item)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a setting that is in no group, or in one without a class."""
+        for item in reversed(self._settings):
+            if item.key == key:
+                return item.value
+        found: Any = self._base
+        for part in key.split("."):
+            found = found.get(part)
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration as plain containers, with the defaults of all classes.
+
+        The key ``choices`` holds the name of the option that was chosen in each group.
+
+        Raises:
+            ConfigError: an override names a key that does not exist, or a class cannot be imported.
+        """
+        with _told():
+            replaced: dict[str, str] = {}
+            for key, item in self._classes.items():
+                if _target_at(key, item, self._base) != item.value:
+                    replaced[key] = str(item.value)
+            # The keys of a user's class are not known here: build() checks them against the class.
+            of_classes = [group for group, item in self._options.items() if _names_class(item)]
+            unlisted = tuple(f"{key}." for key in [*replaced, *of_classes, *self._base.groups_of_own_classes])
+            for item in self._settings:
+                if not item.key.startswith(unlisted):
+                    _check_key(item, self._base)
+            composed = OmegaConf.create(dict(self._base), flags={"struct": True})
+            for key, name in replaced.items():
+                OmegaConf.update(composed, key, {"_target_": name}, merge=False)
+            for item in self._settings:
+                added = item.key.startswith(unlisted)
+                anew = isinstance(item.value, dict) and _is_dictionary(item.key, composed)
+                OmegaConf.update(composed, item.key, item.value, merge=not anew, force_add=added or anew)
+            plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+        chosen: dict[str, str] = {}
+        for group, name in self._base.choices.items():
+            if group in plain:
+                chosen[group] = replaced.get(group, name)
+        if self.overlay is not None:
+            overlays.check_choices(self.overlay, chosen)
+        return {**plain, "choices": chosen}
+
+    def _overlay(self) -> Overlay | None:
+        """Return the overlay that the overrides ``printed=`` and ``tuned=`` choose; ``None`` if they choose none.
+
+        Raises:
+            ConfigError: both choose an overlay, or there is none of this name, or none for the method and the data set.
+        """
+        chosen: dict[str, str] = {}
+        for item in self.overrides:
+            if item.key in overlays.GROUPS:
+                chosen[item.key] = overlays.option_of(item.key, item.value)
+        groups = [group for group in overlays.GROUPS if chosen.get(group, overlays.NONE) != overlays.NONE]
+        if not groups:
+            return None
+        if len(groups) > 1:
+            raise ConfigError("printed= and tuned= both choose the method's settings: leave one out")
+        name = chosen[groups[0]]
+        if name == overlays.FITTING:
+            choices = _composed(self._lines(None), tuple(FOLDERS)).choices
+            overlay = overlays.fitting_overlay(choices["method"], choices["data"])
+        else:
+            overlay = overlays.find_overlay(groups[0], name)
+        if overlay.method not in choices_of("method"):
+            own = self._options.get("method")
+            if own is None or own.value != overlay.method:
+                raise ConfigError(
+                    f"{groups[0]}={name}: {overlay.method} is not one of Goldfinch's own methods, and imported only if "
+                    f"you name it: method={overlay.method}"
+                )
+        return overlay
+
+    def _lines(self, overlay: Overlay | None) -> tuple[str, ...]:
+        """Return the overrides that Hydra composes."""
+        lines = [item.text for item in self._options.values()]
+        if overlay is not None:
+            lines.append(quoted_override(overlay.group, overlay.option))
+        return tuple(lines)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn an error of Hydra's into one of ours."""
     try:
-        base = _composed(_lines(options, overlay), tuple(FOLDERS))
-        _check_has_no_other_group(base)
-        named = {item.key_or_group.removesuffix("._target_"): item for item in classes}
-        replaced: dict[str, str] = {}
-        for key, item in named.items():
-            if _target_at(key, item, base) != item.value():
-                replaced[key] = str(item.value())
-        # The keys of a user's class are not known here: build() checks them against the class.
-        of_classes = [group for group, item in options.items() if _names_class(item)]
-        unlisted = tuple(f"{key}." for key in [*replaced, *of_classes, *base.groups_of_own_classes])
-        for item in settings:
-            if not item.key_or_group.startswith(unlisted):
-                _check_key(item, base)
-        composed = OmegaConf.create(dict(base), flags={"struct": True})
-        for key, name in replaced.items():
-            OmegaConf.update(composed, key, {"_target_": name}, merge=False)
-        for item in settings:
-            added = item.key_or_group.startswith(unlisted)
-            anew = isinstance(item.value(), dict) and _is_dictionary(item.key_or_group, composed)
-            OmegaConf.update(composed, item.key_or_group, item.value(), merge=not anew, force_add=added or anew)
-        plain = typing.cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip()) from error
-    chosen: dict[str, str] = {}
-    for group, name in base.choices.items():
-        if group in plain:
-            chosen[group] = replaced.get(group, name)
-    if overlay is not None:
-        overlays.check_choices(overlay, chosen)
-    return {**plain, "choices": chosen}
 
 
-def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def compose_config(overrides: Overrides, own: Overrides | None = None) -> dict[str, Any]:
+    """Return the configuration that ``overrides`` compose; see :class:`Composition`."""
+    return Composition(overrides, own).config()
+
+
+def changed_config(config: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Return a composed configuration with further overrides, such as a run's that is resumed.
 
     A group of which an override chooses another option is composed from ``conf/``; all other settings stay as they are
-    in ``config``. Settings that ``config`` does not have, as of an earlier version, are the defaults of ``conf/``.
+    in ``config``. Settings that ``config`` does not have, as of an earlier version, are the defaults.
 
     Args:
         config: the composed configuration.
         overrides: ``key=value`` each, the user's own.
 
     Raises:
-        ConfigError: an override cannot be parsed, or names a group, option or key that does not exist.
+        ConfigError: an override cannot be read, or names a group, option or key that does not exist.
     """
     groups: list[str] = []
     for group, choice in config["choices"].items():
@@ -126,71 +214,27 @@ def changed_config(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if choice not in choices_of(group) and isinstance(node, Mapping) and node.get("_target_"):
             choice = node["_target_"]  # a class that no file of conf/ describes
         groups.append(f"{group}={choice}")
-    fresh = compose_config([*groups, *overrides], own=overrides)
+    overrides = parse_overrides(overrides)
+    composition = Composition([*groups, *overrides], own=overrides)
+    fresh = composition.config()
     changed: dict[str, Any] = {}
     for key, value in fresh.items():
         before = config.get(key, value)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             before = {**value, **before}
         changed[key] = before
-    recorded = OmegaConf.create(dict(config))
-    parsed = _parse([*groups, *overrides])
-    chosen = {item.key_or_group: item for item in parsed}
-    overlay = _overlay_in(parsed, {group: chosen[group] for group in ("method", "data")})
-    if overlay is not None:
-        for key in overlay.values:
+    if composition.overlay is not None:
+        for key in composition.overlay.values:
             _take(changed, fresh, key)
-    for item in parsed:
-        if item.key_or_group in overlays.GROUPS:
+    recorded = OmegaConf.create(dict(config))
+    for item in overrides:
+        if item.key in overlays.GROUPS:
             continue
-        key = item.key_or_group.removesuffix("._target_")
-        same_class = _names_class(item) and OmegaConf.select(recorded, f"{key}._target_") == item.value()
-        if not same_class and str(item.input_line) not in groups:
+        key = item.key.removesuffix("._target_")
+        same_class = _names_class(item) and OmegaConf.select(recorded, f"{key}._target_") == item.value
+        if not same_class and item.text not in groups:
             _take(changed, fresh, key)
     return changed
-
-
-def _overlay_in(parsed: Sequence[Override], options: Mapping[str, Override]) -> Overlay | None:
-    """Return the overlay that the overrides ``printed=`` and ``tuned=`` choose; ``None`` if they choose none.
-
-    Args:
-        parsed: all overrides of a run.
-        options: those that choose an option, by group. With ``printed=true`` the method and the data set decide.
-
-    Raises:
-        ConfigError: both choose an overlay, or there is none of this name, or none for the method and the data set.
-    """
-    chosen = dict.fromkeys(overlays.GROUPS, overlays.NONE)
-    for item in parsed:
-        if item.key_or_group in chosen:
-            chosen[item.key_or_group] = overlays.option_of(item.key_or_group, item.value())
-    groups = [group for group, name in chosen.items() if name != overlays.NONE]
-    if not groups:
-        return None
-    if len(groups) > 1:
-        raise ConfigError("printed= and tuned= both choose the method's settings: leave one out")
-    name = chosen[groups[0]]
-    if name == overlays.FITTING:
-        choices = _composed(_lines(options, None), tuple(FOLDERS)).choices
-        overlay = overlays.fitting_overlay(choices["method"], choices["data"])
-    else:
-        overlay = overlays.find_overlay(groups[0], name)
-    if overlay.method not in choices_of("method"):
-        own = options.get("method")
-        if own is None or own.value() != overlay.method:
-            raise ConfigError(
-                f"{groups[0]}={name}: {overlay.method} is not one of Goldfinch's own methods, and imported only if you "
-                f"name it: method={overlay.method}"
-            )
-    return overlay
-
-
-def _lines(options: Mapping[str, Override], overlay: Overlay | None) -> tuple[str, ...]:
-    """Return the overrides that Hydra composes."""
-    lines = [str(item.input_line) for item in options.values()]
-    if overlay is not None:
-        lines.append(quoted_override(overlay.group, overlay.option))
-    return tuple(lines)
 
 
 def _store_class(item: Override) -> None:
@@ -199,10 +243,9 @@ def _store_class(item: Override) -> None:
     Raises:
         ConfigError: no class can be chosen for the group.
     """
-    group, name = item.key_or_group, str(item.value())
-    if group not in GROUPS_OF_CLASSES:
+    if item.key not in GROUPS_OF_CLASSES:
         _check_group(item)
-    ConfigStore.instance().store(name, {"_target_": name}, group=group)
+    ConfigStore.instance().store(item.value, {"_target_": item.value}, group=item.key)
 
 
 def _check_has_no_other_group(base: "_Composed") -> None:
@@ -211,10 +254,24 @@ def _check_has_no_other_group(base: "_Composed") -> None:
     Raises:
         ConfigError: there is one; the message names the nearest.
     """
-    known = _composed((), tuple(FOLDERS))
+    known = _top_keys()
     for key in base:
         if key not in known:
             raise UnknownKeyError(_no_such_key(str(key), known, ""))
+
+
+@lru_cache
+def _top_keys() -> Mapping[str, None]:
+    """Return the groups with settings of their own, and the settings that are in no group, of ``conf/config.yaml``."""
+    content = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    found: dict[str, None] = {}
+    for item in content.pop("defaults"):
+        if isinstance(item, Mapping):
+            found.update(dict.fromkeys(item))
+    found.update(dict.fromkeys(content))
+    for group in ("experiment", *overlays.GROUPS):
+        del found[group]
+    return found
 
 
 def _take(changed: dict[str, Any], fresh: Mapping[str, Any], key: str) -> None:
@@ -228,14 +285,13 @@ def _take(changed: dict[str, Any], fresh: Mapping[str, Any], key: str) -> None:
         changed["choices"] = {**changed["choices"], last: fresh["choices"][last]}
 
 
-def trust_overrides(overrides: Sequence[str]) -> None:
+def trust_overrides(overrides: Overrides) -> None:
     """Allow this process to import the classes that ``overrides`` name; they must be the user's own."""
-    for item in _parse(overrides):
+    for item in parse_overrides(overrides):
+        nested = item.value
         if _names_class(item):
-            nested: object = {"_target_": item.value()}
-        else:
-            nested = item.value()
-        for part in reversed(item.key_or_group.removesuffix("._target_").split(".")):
+            nested = {"_target_": item.value}
+        for part in reversed(item.key.removesuffix("._target_").split(".")):
             nested = {part: nested}
         trust(str(name) for _, name in imports_of(nested))
 
@@ -257,13 +313,18 @@ class _Composed(Mapping[str, Any]):
         self._whole: dict[str, Any] = {}
         self.groups_of_own_classes: list[str] = []
         for group, node in nodes.items():
-            if isinstance(node, Mapping) and "_target_" in node and not _is_ours(node):
+            if self.needs_import(group) and not _is_ours(node):
                 self.groups_of_own_classes.append(group)
+
+    def needs_import(self, key: str) -> bool:
+        """Return whether the node at ``key`` names a class that must be imported before its settings are known."""
+        node = self._nodes.get(key)
+        return isinstance(node, Mapping) and "_target_" in node
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._whole:
             node = self._nodes[key]
-            if key in CLASSES or (isinstance(node, Mapping) and "_target_" in node and _is_ours(node)):
+            if key in CLASSES or (self.needs_import(key) and _is_ours(node)):
                 node = with_defaults(node, key, CLASSES.get(key))
             self._whole[key] = node
         return self._whole[key]
@@ -291,21 +352,9 @@ def _composed(groups: tuple[str, ...], folders: tuple[Path, ...]) -> _Composed:
     return _Composed(typing.cast("dict[str, Any]", OmegaConf.to_container(composed)), choices)
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
-    """Return the parsed overrides of one run."""
-    parsed = parse_overrides(overrides)
-    for item in parsed:
-        item.key_or_group, item.input_line = unescaped(item.key_or_group), unescaped(item.input_line)
-        if item.is_sweep_override() or item.value() == "*":
-            line = item.input_line
-            raise ConfigError(f"{line}: a run has one value of each setting; use sweep: goldfinch sweep {line}")
-        item._value = unescaped(item.value())
-    return parsed
-
-
 def _names_class(item: Override) -> bool:
     """Return whether ``item`` chooses a class by its dotted name instead of an option."""
-    key, value = item.key_or_group, item.value()
+    key, value = item.key, item.value
     if not isinstance(value, str):
         return False
     if key.endswith("._target_"):
@@ -345,7 +394,7 @@ def _check_group(item: Override) -> bool:
     Raises:
         ConfigError: the group has no such option.
     """
-    group, chosen = item.key_or_group, item.value()
+    group, chosen = item.key, item.value
     options = choices_of(group)
     if not options:
         return False
@@ -366,19 +415,19 @@ FORMER: Mapping[str, str] = {
 
 
 def _check_key(item: Override, base: Mapping[str, Any]) -> None:
-    if item.is_add() or item.is_delete():
-        raise ConfigError(f"{item.input_line}: keys cannot be added or removed; set an existing key with key=value")
+    if item.changes_keys:
+        raise ConfigError(f"{item.text}: keys cannot be added or removed; set an existing key with key=value")
     node: Any = base
     where = ""
-    for part in item.key_or_group.split("."):
+    for part in item.key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             known = node if isinstance(node, Mapping) else {}
             meant = ""
             if not (where and difflib.get_close_matches(part, map(str, known), cutoff=0.5)):
-                meant = _nearest_setting(item.key_or_group, str(item.input_line).partition("=")[2], base)
+                meant = _nearest_setting(item.key, item.text.partition("=")[2], base)
             if meant:
-                raise UnknownKeyError(f"{item.key_or_group}: no such key; did you mean {meant}?")
-            raise UnknownKeyError(FORMER.get(item.key_or_group) or _no_such_key(part, node, where))
+                raise UnknownKeyError(f"{item.key}: no such key; did you mean {meant}?")
+            raise UnknownKeyError(FORMER.get(item.key) or _no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from common.data.views import Views
 from common.errors import ConfigError, nearest
 from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure
 from common.models.specs import ModelSpec
-from common.overrides import CONFIGURATION, overrides_in, split_overrides
+from common.overrides import CONFIGURATION, Overrides, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.round_settings import RoundSettings, TrainSettings
@@ -272,7 +272,7 @@ def with_method(settings: RunSettings, method: Any) -> RunSettings:
     return replace(settings, method=method, raw={**settings.raw, "method": node})
 
 
-def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
+def load_settings(overrides: Overrides = ()) -> RunSettings:
     """Return the checked settings of ``conf/`` composed with ``overrides``.
 
     Raises:
