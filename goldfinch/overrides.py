@@ -94,7 +94,7 @@ def check_reachable(overrides: Sequence[Override], engine: str) -> None:
         name = str(item.value)
         if name.startswith("__main__.") and engine != "inline":
             raise ConfigError(
-                f"{item.key}: {name.removeprefix('__main__.')} is defined in the notebook or program that calls, and the "
-                f"processes of engine={engine} cannot import it: put it into a module of an installed package, or take "
+                f"{item.key}: {name.removeprefix('__main__.')} is defined in the notebook or program that calls, and "
+                f"the processes of engine={engine} cannot import it: put it into a module of an installed package, or take "
                 "engine=inline"
             )

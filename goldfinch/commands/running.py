@@ -182,10 +182,8 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[s
             name = f"{group}.{key}"
             if value != defaults.get(key) and name not in named and group not in named:
                 foreign.append(printable(f"{name}={value}")[:200])
-    address = recorded["engine"].get("address")
-    if (
-        address and "engine" not in named and "engine.address" not in named
-    ):  # what a Ray cluster sends can run code here
+    address = recorded["engine"].get("address")  # what a Ray cluster sends can run code here
+    if address and "engine" not in named and "engine.address" not in named:
         foreign.append(printable(f"engine.address={address}")[:200])
     if foreign:
         raise ConfigError(
