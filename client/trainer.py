@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -106,6 +107,12 @@ class LocalExchange:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
+
+    def without_training_images(self) -> LocalExchange:
+        """Return the same exchange with an empty training split; the client's class counts stay."""
+        found = copy.copy(self)
+        found.split = self.split.subset(torch.arange(0))
+        return found
 
     # ---- the interface of methods ----------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def changed_config(config: Mapping[str, Any], overrides: Overrides) -> dict[str,
     """Return a composed configuration with further overrides, such as a run's that is resumed.
 
     A group of which an override chooses another option is composed from ``conf/``; all other settings stay as they are
-    in ``config``. Settings that ``config`` does not have, as of an earlier version, are the defaults.
+    in ``config``.
 
     Args:
         config: the composed configuration.
@@ -217,12 +217,7 @@ def changed_config(config: Mapping[str, Any], overrides: Overrides) -> dict[str,
     overrides = parse_overrides(overrides)
     composition = Composition([*groups, *overrides], own=overrides)
     fresh = composition.config()
-    changed: dict[str, Any] = {}
-    for key, value in fresh.items():
-        before = config.get(key, value)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            before = {**value, **before}
-        changed[key] = before
+    changed = dict(config)
     if composition.overlay is not None:
         for key in composition.overlay.values:
             _take(changed, fresh, key)
@@ -408,12 +403,6 @@ def _check_group(item: Override) -> bool:
     return True
 
 
-FORMER: Mapping[str, str] = {
-    "data.listing": "data.listing: no such key; lists of images are data=table, and data.path names the list",
-}
-"""Keys that exist no more, and what to write now."""
-
-
 def _check_key(item: Override, base: Mapping[str, Any]) -> None:
     if item.changes_keys:
         raise ConfigError(f"{item.text}: keys cannot be added or removed; set an existing key with key=value")
@@ -427,7 +416,7 @@ def _check_key(item: Override, base: Mapping[str, Any]) -> None:
                 meant = _nearest_setting(item.key, item.text.partition("=")[2], base)
             if meant:
                 raise UnknownKeyError(f"{item.key}: no such key; did you mean {meant}?")
-            raise UnknownKeyError(FORMER.get(item.key) or _no_such_key(part, node, where))
+            raise UnknownKeyError(_no_such_key(part, node, where))
         where = f"{where}.{part}".removeprefix(".")
         node = node[part]
 

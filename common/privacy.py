@@ -1,7 +1,8 @@
 """Differential privacy of what a device sends: the Gaussian mechanism on class means and on weight updates.
 
 *Neighbouring* are two training sets of one client with the same number of samples in every class. With ``unit=sample``
-they differ in one sample's image, with ``unit=client`` in any number of them. Class counts are therefore public: they
+they differ in one sample's image (a file, or a row of a table that holds its images; a device refuses ``sample`` if
+a file is several samples), with ``unit=client`` in any number of them. Class counts are therefore public: they
 are sent unchanged, since sampling, averaging and the server's checks need them. Labels are not protected.
 
 Sensitivities (L2, largest change from one data set to a neighbour):

@@ -304,19 +304,19 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     Raises:
         ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
-    groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
+    classes = ("method", "data", "protocol", "model", "views", "aggregation", "attack", "own_metric", "privacy")
+    groups = (*classes, "train", "rounds")
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    added = {"own_metric": "common.own_metric.NoMetric", "attack": "strategies.core.attacks.NoAttack"}
-    raw = {**{key: {"_target_": target} for key, target in added.items()}, **raw}  # a copy, with what older runs lack
+    raw = dict(raw)
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in (*groups, *added):
+    for key in groups:
         values[key] = build(raw[key], key, targets.get(key))
         if is_described_by_no_file(raw, key):
             raw[key] = completed(raw[key], values[key])

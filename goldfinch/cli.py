@@ -32,6 +32,7 @@ from goldfinch.commands.program import (
     seeds_of,
     show_loading,
 )
+from goldfinch.study.options import Rules, help_text
 
 
 def _version(asked: bool) -> None:
@@ -166,24 +167,21 @@ def _sweep(
     sweep(overrides, output or default_output("sweep", overrides), jobs, overwrite=overwrite)
 
 
+def _rule(name: str, metavar: str, **more: Any) -> Any:
+    """Return the option for a field of :class:`Rules`."""
+    return option(f"--{name}", text=help_text(name), metavar=metavar, **more)
+
+
 @command("compare")
 def _compare(
     overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
     methods: Annotated[list[str] | None, option("--methods", text="The methods; * is all.", metavar="A,B")] = None,
-    trials: Annotated[
-        int, option("--trials", text="Trials of a study for each searched setting; 8 by default.", metavar="N", min=1)
-    ] = 8,
-    studies: Annotated[int, option("--studies", text="Tuning studies of each method; 3 by default.", min=1)] = 3,
-    runs: Annotated[int, option("--runs", text="Final runs of each study; 2 by default.", min=1)] = 2,
-    scores: Annotated[
-        list[str] | None, option("--scores", text="in_domain (default), leave_one_out or both.", metavar="A,B")
-    ] = None,
-    weighting: Annotated[
-        str, option("--weighting", text="uniform or samples for all methods; each method's own by default.")
-    ] = "",
-    batch: Annotated[
-        int, option("--batch", text="Trials of a study that can be done at the same time; 1 by default.", min=1)
-    ] = 1,
+    studies: Annotated[int, _rule("studies", "N", min=1)] = Rules.studies,
+    trials: Annotated[int, _rule("trials", "N", min=1)] = Rules.trials,
+    runs: Annotated[int, _rule("runs", "N", min=1)] = Rules.runs,
+    scores: Annotated[list[str] | None, _rule("scores", "A,B")] = None,
+    weighting: Annotated[str, _rule("weighting", "NAME")] = Rules.weighting,
+    batch: Annotated[int, _rule("batch", "N", min=1)] = Rules.batch,
     output: Output = None,
     storage: Annotated[
         str, option("--storage", text="A database that keeps the studies; by default the folder does.", metavar="URL")
@@ -203,9 +201,8 @@ def _compare(
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study.compare import CompareRequest, compare, take_part
-    from goldfinch.study.rules import Rules
 
-    rules = Rules(studies, trials, runs, items_of(scores) or ("in_domain",), weighting, batch)
+    rules = Rules(studies, trials, runs, items_of(scores) or Rules.scores, weighting, batch)
     words = [f"methods={','.join(items_of(methods))}", *overrides, *rules.options]
     folder = output or default_output("compare", words)
     request = CompareRequest(items_of(methods), tuple(overrides), folder, rules, storage)

@@ -95,6 +95,6 @@ def check_reachable(overrides: Sequence[Override], engine: str) -> None:
         if name.startswith("__main__.") and engine != "inline":
             raise ConfigError(
                 f"{item.key}: {name.removeprefix('__main__.')} is defined in the notebook or program that calls, and "
-                f"the processes of engine={engine} cannot import it: put it into a module of an installed package, or take "
-                "engine=inline"
+                f"the processes of engine={engine} cannot import it: put it into a module of an installed package, or "
+                "take engine=inline"
             )

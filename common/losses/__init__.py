@@ -1,6 +1,6 @@
 """The losses, by their names in the field: pure functions of ``[B, ..]`` tensors, scalar out, float32 or wider inside.
 
-Prototype losses are one operator (:mod:`common.kernels`); all others are batched PyTorch. Each function
+Prototype losses are one function (:mod:`common.losses.prototype`); all others are batched PyTorch. Each function
 names its paper and equation. Means are over the whole batch unless stated otherwise.
 """
 

@@ -225,10 +225,7 @@ def prototype_losses(
         divisor = len(features)
     with_gradient = features.requires_grad and torch.is_grad_enabled()
     call = Call(features, labels, rows, targets, wanted, terms, positive_bias, divisor, with_gradient)
-    if torch.compiler.is_compiling():
-        total, parts, _ = torch.ops.goldfinch.prototype_losses(*operator_arguments(call, backend))
-    else:
-        total, parts = _Eager.apply(features, call, backend)
+    total, parts = _WithGradient.apply(features, call, backend)
     return PrototypeLosses(total, *parts.unbind())
 
 
@@ -309,8 +306,8 @@ def compute(call: Call, backend: str) -> tuple[Tensor, Tensor, Tensor]:
         return evaluate(call)
 
 
-class _Eager(torch.autograd.Function):
-    """The losses for eager code: an operator of torch.library takes 0.15 ms more, up to half of the time on a CPU."""
+class _WithGradient(torch.autograd.Function):
+    """The losses, with the gradient that :func:`compute` returns."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
@@ -367,64 +364,6 @@ def _tried(device: torch.device) -> bool:
             stacklevel=2,
         )
     return reason is None
-
-
-# ---- for torch.compile -----------------------------------------------------------------------------------------------
-
-
-def operator_arguments(call: Call, backend: str) -> tuple[Any, ...]:
-    """Return a call in the types that an operator's schema supports."""
-    features, labels, rows, class_rows, wanted, terms, *rest, with_gradient = call
-    numbers = [*terms.coefficients, terms.temperature, terms.alpha, terms.fraction]
-    options = f"{terms.denominator},{terms.denominator_rows},{terms.mse_reduce}"
-    flags = [terms.weighted, terms.power_in_square]
-    tensors = features, labels, list(rows), list(class_rows), wanted
-    return *tensors, numbers, options, flags, *rest, with_gradient, backend
-
-
-@torch.library.custom_op("goldfinch::prototype_losses", mutates_args=())
-def _operator(
-    features: Tensor,
-    labels: Tensor,
-    rows: list[Tensor],
-    class_rows: list[Tensor],
-    wanted: Tensor,
-    numbers: list[float],
-    options: str,
-    flags: list[bool],
-    positive_bias: Tensor | None,
-    divisor: int,
-    with_gradient: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Call :func:`compute`, with :class:`Rows` and :class:`PrototypeTerms` as lists of their fields."""
-    fields: tuple[Any, ...] = (*numbers, *options.split(","), *flags)
-    prepared = Rows(*rows), Rows(*class_rows), wanted, PrototypeTerms(*fields)
-    return compute(Call(features, labels, *prepared, positive_bias, divisor, with_gradient), backend)
-
-
-@_operator.register_fake
-def _fake(features: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, with_gradient = working_dtype(features), arguments[-2]
-    gradient = features.new_empty((0,), dtype=dtype)
-    if with_gradient:
-        gradient = features.new_empty(tuple(features.shape), dtype=dtype)
-    return features.new_empty((), dtype=dtype), features.new_empty(4, dtype=dtype), gradient
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[2])
-    ctx.mark_non_differentiable(output[1], output[2])
-    ctx.dtype, ctx.lists, ctx.rest = inputs[0].dtype, (len(inputs[2]), len(inputs[3])), len(inputs) - 4
-
-
-def _backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    (gradient,) = ctx.saved_tensors
-    lists = ([None] * length for length in ctx.lists)
-    return (gradient * upstream).to(ctx.dtype), None, *lists, *[None] * ctx.rest
-
-
-_operator.register_autograd(_backward, setup_context=_setup_context)
 
 
 # ---- the closed form -------------------------------------------------------------------------------------------------

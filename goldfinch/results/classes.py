@@ -147,9 +147,9 @@ def _totals(run: RunFolder, rule: str, domain: str) -> ClassTotals | None:
 
 def _share(totals: ClassTotals | None, label: int) -> float | None:
     """Return the recall of a class in per cent; ``None`` without images of it."""
-    if totals is None or not totals.true[label]:
+    if totals is None:
         return None
-    return 100.0 * totals.correct[label] / totals.true[label]
+    return totals.recall(label)
 
 
 def _recall(runs: Sequence[RunFolder], rule: str, domain: str, label: int) -> Value | None:

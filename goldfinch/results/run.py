@@ -118,7 +118,7 @@ class RunFolder:
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
-        return {"rounds.metric": self.validation_metric} | result_settings(self.config, ("seed",))
+        return result_settings(self.config, ("seed",))
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, Any]]:
@@ -130,7 +130,7 @@ class RunFolder:
         """Lines of ``scores.jsonl``; none if there is no such file.
 
         Raises:
-            ConfigError: an earlier version wrote the folder.
+            ConfigError: an older version of Goldfinch wrote the folder.
         """
         return self._lines(SCORES)
 
@@ -139,7 +139,7 @@ class RunFolder:
         """Lines of ``replies.jsonl``; none if there is no such file.
 
         Raises:
-            ConfigError: an earlier version wrote the folder.
+            ConfigError: an older version of Goldfinch wrote the folder.
         """
         return self._lines(REPLIES)
 
@@ -271,8 +271,8 @@ class RunFolder:
     def changed_scoring(self) -> list[int]:
         """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
 
-        Earlier versions let ``rounds.test_samples`` change on resume. Means over the rounds of such a run mix scores of
-        different images.
+        They differ if a device's test images changed before the run was resumed. Means over the rounds of such a run
+        mix scores of different images.
         """
         if not any(entry["event"] == "resume" for entry in self._kept_events):
             return []
@@ -437,10 +437,10 @@ class RunFolder:
     @cached_property
     def privacy(self) -> Mapping[str, Any] | None:
         """What the run has released, as in ``summary.json`` or so far; ``None`` without differential privacy."""
-        from server.run.accounting import LEDGER, ReleaseCounts, privacy_report, with_conditions
+        from server.run.accounting import LEDGER, ReleaseCounts, privacy_report
 
         if "privacy" in self.summary:
-            return with_conditions(self.summary["privacy"])
+            return dict(self.summary["privacy"])
         if not (self.folder / LEDGER).exists():
             return None
         samples = {client: int(entry["samples"]) for client, entry in self.registrations.items()}
@@ -505,10 +505,7 @@ class RunFolder:
 
     @cached_property
     def bound(self) -> str | None:
-        """The line of a table that the method is, ``lower`` or ``upper``; ``None`` if it is ranked with the others.
-
-        Runs that finished before bounds were recorded have none.
-        """
+        """The line of a table that the method is, ``lower`` or ``upper``; ``None`` if it is ranked with the others."""
         if self.summary:
             return self.summary.get("bound")
         return self._of_method("bound")
@@ -650,7 +647,7 @@ class RunFolder:
         from common.storage import folder_name
 
         own = self.folder / "clients" / self.checkpoint.run / folder_name(client)
-        return kept_part(own, (self.checkpoint.counted or {}).get(client), self.method.exchanges)
+        return kept_part(own, self.checkpoint.counted.get(client), self.method.exchanges)
 
     def model_for(self, domain: str) -> Model:
         """Return the model that was scored on ``domain``: the global model, or that of the domain's first client."""

@@ -20,8 +20,9 @@ from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
 from goldfinch.results.run import RunFolder
+from goldfinch.study.options import Rules
 from goldfinch.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
-from goldfinch.study.rules import Entrant, Rules, entrants_of
+from goldfinch.study.rules import Entrant, entrants_of
 from goldfinch.study.search import (
     POLL_SECONDS,
     Say,

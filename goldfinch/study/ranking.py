@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from goldfinch.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
-from goldfinch.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.study.rules import BASE
 
 BOUNDS = "bounds, never ranked or tested"
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}

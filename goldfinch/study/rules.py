@@ -13,18 +13,16 @@ from typing import Any, Literal
 from common.choices import choices_of
 from common.composition import compose_config
 from common.config import Search, search_ranges
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError
 from common.metrics import MEASURES, Measure
 from common.overlays import printed_values
 from common.privacy import GaussianPrivacy
 from common.run_config import FOLDER_KEYS, result_settings
 from common.settings import RunSettings, settings_of
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT, NAMES, Rules
 
 BASE = "fedavg"
 """The method that the others are compared with, if it is among them; otherwise it is the first."""
-
-STUDY_SEED = 1000
-"""Seed of the first study; the others count up from it. Final runs have seeds from 0."""
 
 VALIDATION = "protocol.validation=0.1"
 PARTITION = "protocol.partition_seed"
@@ -32,15 +30,8 @@ RATE = "train.learning_rate"
 RATE_FACTOR = 10.0
 """The learning rate is searched from a tenth to ten times its value in the settings."""
 
-IN_DOMAIN = "in_domain"
-"""The case in which every domain has a client, and all domains are scored."""
-
-LEAVE_ONE_OUT = "leave_one_out"
 LEFT_OUT = "leave_out:"
 """The beginning of the name of a case in which one domain has no client; the score is that of this domain."""
-
-SCORES = (IN_DOMAIN, LEAVE_ONE_OUT)
-WEIGHTINGS = ("uniform", "samples")
 
 OWN_KEYS = (
     *FOLDER_KEYS,
@@ -50,62 +41,6 @@ OWN_KEYS = (
 """Settings that the rules set themselves."""
 
 Start = Literal["printed", "default", "given"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The numbers of a comparison.
-
-    Args:
-        studies: independent tuning studies of each method, >= 1. An interval needs two.
-        trials: trials of a study for each searched setting, >= 1. A method with three searched settings has three
-            times as many trials as one with a single setting, so that every setting is tuned alike.
-        runs: final runs of each study, >= 1, with seeds that nothing else has.
-        scores: ``in_domain``, ``leave_one_out`` or both.
-        weighting: how the server weighs clients in averages of models: ``uniform`` or ``samples`` for all methods that
-            have the setting; empty leaves each method's own.
-        batch: trials of a study that are drawn without each other's scores, >= 1. As many processes can do them at the
-            same time.
-
-    Raises:
-        ConfigError: a number or a choice is out of range.
-    """
-
-    studies: int = 3
-    trials: int = 8
-    runs: int = 2
-    scores: tuple[str, ...] = (IN_DOMAIN,)
-    weighting: str = ""
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("studies", "trials", "runs", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: a comparison needs one or more")
-        if self.studies * self.runs > STUDY_SEED:
-            raise ConfigError(f"--studies {self.studies} --runs {self.runs}: at most {STUDY_SEED} final runs a method")
-        if not self.scores:
-            raise ConfigError(f"--scores: choose among {', '.join(SCORES)}")
-        for score in self.scores:
-            if score not in SCORES:
-                raise ConfigError(f"--scores {score}: {nearest(score, SCORES)}")
-        if self.weighting and self.weighting not in WEIGHTINGS:
-            raise ConfigError(f"--weighting {self.weighting}: {nearest(self.weighting, WEIGHTINGS)}")
-
-    def seeds_of(self, study: int) -> range:
-        """Return the seeds of a study's final runs. No other study has them."""
-        return range(study * self.runs, (study + 1) * self.runs)
-
-    @property
-    def options(self) -> list[str]:
-        """The options of ``goldfinch compare`` that state these numbers."""
-        words = [f"--trials={self.trials}", f"--studies={self.studies}", f"--runs={self.runs}"]
-        words.append(f"--scores={','.join(self.scores)}")
-        if self.weighting:
-            words.append(f"--weighting={self.weighting}")
-        if self.batch > 1:
-            words.append(f"--batch={self.batch}")
-        return words
 
 
 @dataclass(frozen=True)
@@ -185,7 +120,7 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
         if key in ("rules", "weighting"):
             raise ConfigError(
                 f"{item}: every comparison follows the rules of docs/fair-comparison.md; their numbers are options: "
-                "--studies, --trials, --runs, --scores, --weighting"
+                f"{', '.join(f'--{name}' for name in NAMES)}"
             )
         if key == "method":
             raise ConfigError(f"{item}: choose the methods of a comparison by --methods A,B")

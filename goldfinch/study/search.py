@@ -31,7 +31,8 @@ from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from common.text import shell_line
 from goldfinch.results.run import RunFolder
-from goldfinch.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
+from goldfinch.study.options import STUDY_SEED, Rules
+from goldfinch.study.rules import LEFT_OUT, Entrant, measure_of, overrides_for, starting_values
 from goldfinch.study.storage import DONE, Task, damage, take
 from server.engines.inline import InlineEngine
 from server.run.conduct import FolderInUseError, run_federation
@@ -80,7 +81,7 @@ class TuningStudy:
 
     @property
     def budget(self) -> int:
-        """The number of its trials: :attr:`~goldfinch.study.rules.Rules.trials` for each searched setting."""
+        """The number of its trials: :attr:`~goldfinch.study.options.Rules.trials` for each searched setting."""
         return self.rules.trials * len(self.entrant.space)
 
     @property
@@ -163,8 +164,8 @@ def next_trial(shared: SharedStudy, say: Say) -> bool:
     """Do a trial that no process has done or does, and return whether there was one.
 
     The first trial has the values in the settings. As many more as there are searched settings are drawn at random, and
-    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the
-    trials of earlier batches alone (:attr:`~goldfinch.study.rules.Rules.batch`), in whatever order processes do them. A
+    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the trials
+    of earlier batches alone (:attr:`~goldfinch.study.options.Rules.batch`), in whatever order processes do them. A
     trial counts whether it ends early, fails or not.
 
     Args:

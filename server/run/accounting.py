@@ -284,20 +284,6 @@ class PrivacyAccount:
         return report_line(report)
 
 
-def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report; without epsilon if it is from an older version, which did not check the conditions."""
-    if "conditions" in report:
-        return dict(report)
-    return {
-        **report,
-        "neighbours": NEIGHBOURS.get(report["unit"], NEIGHBOURS["sample"]),
-        "epsilon": dict.fromkeys(report["epsilon"]),
-        "conditional_epsilon": dict(report["epsilon"]),
-        "conditions": ["the run is of an older version: its registration held a hash of the images"],
-        "warnings": [],
-    }
-
-
 def rounded_up(value: float) -> float | None:
     """Round an epsilon up to :data:`DIGITS` decimals; ``None`` if it is infinite."""
     if not math.isfinite(value):

@@ -17,7 +17,7 @@ BEST = "best"
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
 
-_COUNTED = TypeAdapter(dict[str, OwnVersion] | None)
+_COUNTED = TypeAdapter(dict[str, OwnVersion])
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +27,12 @@ class Checkpoint:
     Args:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
+        key: what participants are drawn from (``rounds.key``).
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
-        key: what participants are drawn from (``rounds.key``); ``None`` in the checkpoints of older runs: the seed.
         memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
         attempt: number of the part of the run that wrote it.
         counted: the version of each client's own state that belongs to the state, by client id, see
-            :attr:`strategies.core.federation.Federation.counted`; ``None`` if an earlier release wrote the checkpoint.
+            :attr:`strategies.core.federation.Federation.counted`.
     """
 
     state: GlobalState
@@ -41,11 +41,11 @@ class Checkpoint:
     identity: str
     seed: int
     rounds: int
+    key: int
     seconds: float = 0.0
-    key: int | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     attempt: int = 0
-    counted: Mapping[str, OwnVersion] | None = None
+    counted: Mapping[str, OwnVersion] = field(default_factory=dict)
 
 
 class Checkpoints:

@@ -22,7 +22,7 @@ from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.events import Listener
-from server.run.history import CSV_COPIES, EARLIER, PARTS, History
+from server.run.history import CSV_COPIES, PARTS, History
 from server.run.measures import described, resolutions_of
 from server.run.resume import check_resumable
 from server.run.rounds import RoundLoop
@@ -69,19 +69,10 @@ def _begin(settings: RunSettings) -> None:
         (folder / "summary.json").unlink(missing_ok=True)
         if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
-            _remove_earlier(folder)
+            for name in CSV_COPIES:
+                (folder / name).unlink(missing_ok=True)
         named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
         write_text(folder / "config.yaml", yaml_of(named))
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove what an earlier version left in the folder of a run that is replaced, and the copies for a spreadsheet."""
-    for name in (*EARLIER, *CSV_COPIES):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def check_not_in_a_run(folder: Path) -> None:

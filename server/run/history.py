@@ -54,24 +54,20 @@ REPLY_COLUMNS = (
 )
 """Columns of :func:`reply_row`."""
 
-EARLIER = ("history.csv", "activity.csv", "confusion.jsonl", "validation_confusion.jsonl", "metrics.jsonl", "best")
-"""What earlier versions wrote into a run's folder and this one does not read."""
-
-
 CSV_COPIES = ("history.csv", "replies.csv")
 """Copies of scores and replies for a spreadsheet, which ``goldfinch report --csv`` writes."""
 
 
 def check_version(folder: Path) -> None:
-    """Refuse a run that an earlier version recorded.
+    """Refuse a run that an older version of Goldfinch recorded.
 
     Raises:
         ConfigError: the folder has ``history.csv`` and lacks ``scores.jsonl``.
     """
     if (folder / "history.csv").exists() and not (folder / SCORES).exists():
         raise ConfigError(
-            f"{folder} was written by an earlier version: it has history.csv, and this version reads {SCORES}. Read it "
-            "or go on with it with the version that wrote it, or run it again with overwrite=true"
+            f"{folder} was written by an older version of Goldfinch: its scores are in history.csv, and this version "
+            f"reads {SCORES}; keep the folder and choose another output=, or train again with overwrite=true"
         )
 
 
@@ -279,7 +275,7 @@ def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]
     """
     found: dict[str, dict[str, int]] = {}
     for entry in events:
-        if entry["event"] == COUNTS_LESS_EVENT and "counted" in entry:  # older versions wrote a text alone
+        if entry["event"] == COUNTS_LESS_EVENT:
             found[str(entry["client"])] = {key: int(entry[key]) for key in ("registered", "counted", "round")}
     return dict(sorted(found.items()))
 

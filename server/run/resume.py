@@ -120,23 +120,17 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
         The newest checkpoint in the run's folder; ``None`` if there is none, or if the run is not to be resumed.
 
     Raises:
-        ConfigError: an earlier release wrote the run's records.
-        CheckpointError: no checkpoint can be read; an earlier release wrote it; a setting contradicts the rounds that
-            are done; or ``train.rounds`` is less than they are, or differs although the run follows a schedule over all
-            rounds.
+        ConfigError: an older version of Goldfinch wrote the folder.
+        CheckpointError: no checkpoint can be read; a setting contradicts the rounds that are done; or ``train.rounds``
+            is less than they are, or differs although the run follows a schedule over all rounds.
     """
     if not settings.resume:
         return None
+    check_version(settings.output_folder)
     checkpoints = Checkpoints(settings.output_folder / "checkpoint")
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
-    check_version(settings.output_folder)
-    if checkpoint.counted is None:
-        raise CheckpointError(
-            f"the checkpoint in {settings.output_folder} was written by an earlier release and does not say which of "
-            f"the clients' own states counted: finish the run with that release, or {ELSEWHERE}"
-        )
     _check_settings(settings, checkpoint)
     _check_rounds(settings, checkpoint, checkpoints.series.numbers())
     return checkpoint

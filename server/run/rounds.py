@@ -145,11 +145,9 @@ class RoundLoop:
             self.state = start.checkpoint.state
             self.run_id = start.checkpoint.run
             self.earlier_seconds = start.checkpoint.seconds
-            self.registry.key = self.settings.seed
-            if start.checkpoint.key is not None:
-                self.registry.key = start.checkpoint.key
+            self.registry.key = start.checkpoint.key
             self.federation.remember(start.checkpoint.memory)
-            self.federation.counted = start.checkpoint.counted or {}
+            self.federation.counted = start.checkpoint.counted
             self.federation.attempt = max(self.federation.attempt, start.checkpoint.attempt + 1)
         return start
 

@@ -41,8 +41,7 @@ class Confusion(TypedDict):
 class ScoreLine(TypedDict):
     """A line of ``scores.jsonl``.
 
-    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone. An earlier version's line that
-    was converted has the values of confusion counts instead of the counts.
+    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone.
     """
 
     round: Integer
@@ -172,19 +171,19 @@ class EarlyStop(TypedDict):
 
 
 class Privacy(TypedDict):
-    """What a run released; older versions did not record the conditions of an epsilon."""
+    """What a run released."""
 
     unit: Literal["sample", "client"]
-    neighbours: NotRequired[Text]
+    neighbours: Text
     delta: Finite
     covers: list[Text]
     unprotected: list[Text]
     randomness: NotRequired[list[Text]]
     releases: dict[Text, Integer]
     epsilon: dict[Text, Finite | None]
-    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
-    conditions: NotRequired[list[Text]]
-    warnings: NotRequired[list[Text]]
+    conditional_epsilon: dict[Text, Finite | None]
+    conditions: list[Text]
+    warnings: list[Text]
 
 
 class CountsLess(TypedDict):
@@ -261,6 +260,7 @@ NEEDED = {
     "registered": ("client", "domain", "class_counts"),
     "registration lost": ("client", "reason"),
     "registration refused": ("client", "reason"),
+    "client counts less": ("round", "client", "reason", "registered", "counted"),
     "missing": ("clients",),
     "metric failed": ("round", "reason"),
     "code changed": ("reason",),
@@ -278,7 +278,7 @@ NEEDED = {
     "interrupted": ("reason",),
     "finish": ("round", "sha256"),
 }
-"""What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""
+"""What an event of a name holds besides; any other that begins with ``client`` has round, client and reason."""
 
 
 @contextlib.contextmanager
@@ -338,7 +338,9 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
     """
     for number, event in enumerate(events):
         name: str = event["event"]
-        needed = ("round", "client", "reason") if name.startswith("client ") else NEEDED.get(name, ())
+        needed = NEEDED.get(name, ())
+        if name.startswith("client ") and not needed:
+            needed = ("round", "client", "reason")
         if missing := [key for key in needed if key not in event]:
             raise _odd(path, number, f"{missing[0]}: is missing of {printable(name)[:100]!r}")
 

@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from strategies.core.aggregation import limit_samples
 from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, filters_of
 from strategies.core.gate import Gate
-from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
+from strategies.core.method import Client, Method, Update, build_model, server_context
 from strategies.core.participants import Registry
 from strategies.core.protection import check_protects
 
@@ -154,7 +153,7 @@ class Federation:
         self._test_counts: dict[tuple[str, str], int] = {}
         """Test images by client and domain, as each client first reported them."""
         model = self.new_model()
-        self.server = self._server_context(model)
+        self.server = server_context(settings, model, len(self.registry.expected))
         participants = settings.rounds.sampled(len(self.registry.expected))
         settings.aggregation.check(self.method.name, self.method.averages, participants)
         check_kept_step(settings)
@@ -166,28 +165,6 @@ class Federation:
     def new_model(self, domain: str | None = None) -> nn.Module:
         """Return a model with its initial weights: of a domain's clients, or the server's."""
         return build_model(self.settings, len(self.registry.expected), domain)
-
-    def _server_context(self, model: nn.Module) -> ServerContext:
-        names = self.method.shared_names(model)
-        parameters = names & {name for name, _ in model.named_parameters()}
-        shared: dict[str, Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            if name in names:
-                shared[name] = tensor.clone()
-        return ServerContext(
-            rounds=self.settings.train.rounds,
-            class_count=self.settings.data.class_count,
-            feature_size=feature_size(model),
-            client_count=len(self.registry.expected),
-            train=self.settings.train,
-            device=torch.device("cpu"),
-            shared=shared,
-            parameters=frozenset(parameters),
-            aggregation=self.settings.aggregation,
-            seed=self.settings.seed,
-            new_model=partial(build_model, self.settings, len(self.registry.expected)),
-            largest_share=self.settings.rounds.largest_share,
-        )
 
     def initial_state(self) -> GlobalState:
         """Return the global state before the first round, a pure function of the settings and the seed."""

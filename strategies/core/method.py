@@ -8,8 +8,10 @@ the device answers with an upload, and the server aggregates the uploads into th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from common.config import checked
@@ -306,3 +308,35 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
             "set model.freeze=none"
         )
     return extended
+
+
+def server_context(settings: RunSettings, model: nn.Module, client_count: int) -> ServerContext:
+    """Return the context of a method's functions on the server, before the first round and without clients.
+
+    A private device needs it as well, to ask the method what its uploads carry (:meth:`Method.expects`).
+
+    Args:
+        settings: the run's settings.
+        model: the run's model with its initial weights, or one of the same architecture.
+        client_count: number of clients of the run.
+    """
+    names = settings.method.shared_names(model)
+    parameters = names & {name for name, _ in model.named_parameters()}
+    shared: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name in names:
+            shared[name] = tensor.clone()
+    return ServerContext(
+        rounds=settings.train.rounds,
+        class_count=settings.data.class_count,
+        feature_size=feature_size(model),
+        client_count=client_count,
+        train=settings.train,
+        device=torch.device("cpu"),
+        shared=shared,
+        parameters=frozenset(parameters),
+        aggregation=settings.aggregation,
+        seed=settings.seed,
+        new_model=partial(build_model, settings, client_count),
+        largest_share=settings.rounds.largest_share,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,10 +129,6 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
 def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((board.groups[-1].runs[0].folder / "config.yaml").read_text())
     assert RunFolder(tmp_path).bound == "upper"
-    summary = dict(board.groups[-1].runs[0].summary)
-    del summary["bound"]
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert RunFolder(tmp_path).bound is None, "of a run from before bounds were recorded"
 
 
 def test_bounds_are_lines_in_figures(board: Board) -> None:

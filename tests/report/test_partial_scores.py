@@ -31,7 +31,8 @@ from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, finished_trials, state_of
 from goldfinch.study.storage import storage_of
 from goldfinch.trackers.live import LiveView

@@ -25,8 +25,9 @@ from goldfinch.cli import main
 from goldfinch.results.run import RunFolder
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
+from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
 from goldfinch.study.ranking import StudyRun
-from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
+from goldfinch.study.rules import entrants_of, shared_settings
 
 QUIET = Console(quiet=True)
 
@@ -298,6 +299,7 @@ def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -
         (["--weighting", "equal"], "--weighting equal"),
         (["weighting=uniform"], "--weighting uniform"),
         (["--scores", "seen"], "--scores seen"),
+        (["rules=x"], "--studies, --trials, --runs, --scores, --weighting, --batch"),
         (["--runs", "1001"], "at most 1000 final runs"),
         (["rules=strict"], "every comparison follows the rules"),
         (["views=blurred"], "blurred"),
@@ -314,6 +316,42 @@ def test_settings_of_the_rules_and_unknown_choices_are_refused(
     assert main(asked) == 1
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [{"trials": 0}, {"runs": "2"}, {"studies": True}, {"scores": []}])
+def test_a_number_that_is_out_of_range_is_named(number: dict[str, Any]) -> None:
+    (name,) = number
+    with pytest.raises(ConfigError, match=f"--{name}"):
+        gf.compare(["fedavg"], data="glyphs", **number)
+
+
+def test_the_page_and_the_help_have_the_numbers_of_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "fair-comparison.md").read_text()
+    assert main(["compare", "--help"]) == 0
+    help_of_options = " ".join(capsys.readouterr().out.split())
+    for each in dataclasses.fields(Rules):
+        meaning, default = each.metadata["meaning"], each.metadata["default"]
+        assert f"| `--{each.name}` | {default} | {meaning} |" in page
+        assert f"{meaning[1:]}; {default} by default." in help_of_options, each.name
+        assert f"--{each.name} " in help_of_options
+
+
+def test_options_of_the_rules_make_the_same_rules() -> None:
+    rules = Rules(studies=4, trials=5, runs=6, scores=SCORES, weighting="samples", batch=7)
+    given = {}
+    for word in rules.options:
+        name, _, value = word.removeprefix("--").partition("=")
+        given[name] = value
+    assert given.keys() == {each.name for each in dataclasses.fields(Rules)}
+    assert given == {
+        "studies": "4",
+        "trials": "5",
+        "runs": "6",
+        "scores": "in_domain,leave_one_out",
+        "weighting": "samples",
+        "batch": "7",
+    }
+    assert "--weighting=" not in " ".join(Rules().options), "each method's own"
 
 
 def test_a_setting_of_a_method_can_be_given_if_it_is_compared_alone() -> None:
@@ -350,9 +388,3 @@ def test_rows_have_the_same_settings_and_the_weighting_that_was_asked_for() -> N
             assert entrant.settings.choices["views"] == "randconv"
             assert dict(raw["method"]).get("weighting", weighting) == weighting
             assert shared_settings(raw) == shared_settings(entrants[0].settings.raw)
-
-
-@pytest.mark.parametrize("name", ["tune", "board"])
-def test_commands_that_left_name_what_to_call_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "method=fpl"]) == 2
-    assert "goldfinch compare" in capsys.readouterr().err

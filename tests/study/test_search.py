@@ -16,7 +16,8 @@ from common.config import Search, build, search_ranges
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import load_settings, settings_of
 from goldfinch.study import rules, search
-from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
+from goldfinch.study.options import IN_DOMAIN, STUDY_SEED, Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, best_trial, finished_trials, state_of
 from goldfinch.study.storage import JOURNAL, storage_of
 from strategies.core.method import Method

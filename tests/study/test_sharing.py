@@ -21,7 +21,8 @@ from support.scripts import ROOT
 from common.errors import ConfigError
 from goldfinch.cli import main
 from goldfinch.study import search, storage
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
 from goldfinch.study.storage import storage_of, take
 
