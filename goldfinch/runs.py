@@ -341,11 +341,12 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         ConfigError: a setting is wrong, or the output folder holds a run already.
         EngineError: the run could not be completed.
     """
-    from common.config import compose_config
+    from common.composition import compose_config
+    from common.overrides import parse_overrides
     from common.settings import settings_of
     from goldfinch.commands import running
 
-    given = [*overrides_of(settings, keywords), *overrides]
+    given = parse_overrides([*overrides_of(settings, keywords), *overrides])
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
     with terminable():

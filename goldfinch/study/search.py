@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 
 from common.choices import folder_options
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
 from common.overlays import overlay_text
