@@ -217,6 +217,14 @@ class RunFolder:
         return "stopped_early" in self.summary
 
     @property
+    def at_chance(self) -> bool:
+        """Whether the last score is not clearly better than one class for every image, as the run reported."""
+        for entry in reversed(self._kept_events):
+            if entry["event"] == "at chance":
+                return int(entry["round"]) == self.rounds_done
+        return False
+
+    @property
     def state_sha256(self) -> str | None:
         """The SHA-256 of the final state; ``None`` if the run has not finished."""
         found = self.summary.get("state_sha256")

@@ -14,8 +14,9 @@ from common.metrics import METRICS
 from common.text import printable, shell_line
 from goldfinch.results.classes import class_frame, class_sheet, required_class_tables
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
-from goldfinch.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename
+from goldfinch.results.groups import Board, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
+from goldfinch.results.rows import MANY_ROWS
 from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.sheets import pandas_library
 
@@ -60,8 +61,8 @@ def boards_of(
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
     check_metric(metric, scored, option)
     boards = group_runs(scored)
-    groups = [group for board in boards for group in board.groups]
-    rename(groups, labels)
+    rows = [row for board in boards for row in board.rows]
+    rename(rows, labels)
     return boards
 
 
@@ -140,10 +141,10 @@ def show_table(
         return
     for board in boards:
         score_sheet(board, rule, columns=columns).show()
-        run = exported_run(board.groups, rule)
+        run = exported_run(board.rows, rule)
         if run is not None:
             print(f"export its model: {export_command(run)}\n")
-    if sum(len(board.groups) for board in boards) > MANY_ROWS:
+    if sum(len(board.rows) for board in boards) > MANY_ROWS:
         for folder in folders:
             print(smaller_tables(Path(folder), boards), end="")
 
