@@ -242,6 +242,15 @@ class RoundScore:
     missing: Missing = field(default_factory=dict)
     lower_is_better: bool = False
 
+    def content(self) -> dict[str, Any]:
+        """Return the numbers of the score as the listeners of a run get them."""
+        return {
+            "accuracy": dict(self.accuracy),
+            "average": self.average,
+            "worst": self.worst,
+            "missing": dict(self.missing),
+        }
+
     @property
     def average(self) -> float:
         """Unweighted mean over the scored domains, as the AVG column of the papers' tables."""
@@ -296,15 +305,10 @@ class Coverage:
         for domain, needed in self.scorers.items():
             if found[domain] < max(needed, 1):
                 missing[domain] = self.latest.get(domain)
-        score = RoundScore(number, domain_accuracy(entries), missing)
-        self.take(score)
-        return score
-
-    def take(self, score: RoundScore) -> None:
-        """Remember which domains a score has; scores of earlier rounds come first."""
         for domain in self.scorers:
-            if domain not in score.missing:
-                self.latest[domain] = score.round
+            if domain not in missing:
+                self.latest[domain] = number
+        return RoundScore(number, domain_accuracy(entries), missing)
 
 
 def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[RoundScore]:
@@ -340,6 +344,19 @@ def best_round(rounds: Sequence[RoundScore]) -> RoundScore | None:
         return len(score.accuracy), score.average
 
     return max(whole or rounds, key=quality, default=None)
+
+
+def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
+    """Return the highest accuracy over ``scores`` of each domain, and of ``average`` and ``worst`` of whole scores."""
+    best: dict[str, float] = {}
+    for score in scores:
+        values = dict(score.accuracy)
+        if not score.missing:
+            values["average"] = score.average
+            values["worst"] = score.worst
+        for name, value in values.items():
+            best[name] = max(value, best.get(name, value))
+    return best
 
 
 def summarise(

@@ -3,6 +3,7 @@
 Nothing here imports torch: tables and lists read runs without it.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -163,6 +164,29 @@ def attack_text(raw: Mapping[str, Any]) -> str:
     return f"{name} by {', '.join(map(printable, clients))}"
 
 
+def identity_of(raw: Mapping[str, Any]) -> str:
+    """Return 16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`."""
+    return _digest(result_settings(raw, NOT_THE_IDENTITY))
+
+
+def configuration_of(raw: Mapping[str, Any]) -> str:
+    """Return :func:`identity_of` without the seed."""
+    return _digest(result_settings(raw, (*NOT_THE_IDENTITY, "seed")))
+
+
+def scoring_of(raw: Mapping[str, Any]) -> str:
+    """Return 16 hex digits over the settings that change which scores a run has, but not its state."""
+    found: dict[str, Any] = {}
+    for key, value in flat(raw).items():
+        if key in SCORING_SETTINGS:
+            found[key] = value
+    return _digest(found)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def yaml_of(raw: Mapping[str, Any]) -> str:
     """Return the composed configuration as the text of a ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
@@ -175,15 +199,28 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is no run's configuration.
     """
     try:
-        text = read_small(path)
-        if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
-            raise ValueError("it is too large, or refers to parts of itself, which no run writes")
-        content: Any = OmegaConf.to_container(OmegaConf.create(text))
+        content: Any = OmegaConf.to_container(OmegaConf.create(_yaml_in(path)))
     except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not _is_record(content):
         raise ConfigError(f"{path} is not a run's configuration")
     return _without_removed({str(key): value for key, value in content.items()})
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Return the classes by label that a run's ``config.yaml`` names; empty if it names none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        content = yaml.safe_load(_yaml_in(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    found = content.get(CLASS_NAMES) if isinstance(content, dict) else None
+    if not isinstance(found, list):
+        return []
+    return list(map(str, found))
 
 
 def check_trusted(content: Mapping[str, Any], path: Path) -> None:
@@ -234,6 +271,13 @@ def removed_of_class(settings: Any) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         return {}
     return REMOVED_OF_CLASSES.get(str(settings.get("_target_")), {})
+
+
+def _yaml_in(path: Path) -> str:
+    text = read_small(path)
+    if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
+        raise ValueError("it is too large, or refers to parts of itself, which no run writes")
+    return text
 
 
 def sent_config(text: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """A run's settings: the composed configuration as checked, frozen dataclasses."""
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +38,7 @@ from common.models.specs import ModelSpec
 from common.overrides import CONFIGURATION, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
-from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
+from common.run_config import configuration_of, identity_of, scoring_of, sent_config
 from common.text import printable, warn_once
 from common.versions import OURS, code_sha256
 
@@ -322,25 +320,21 @@ class RunSettings:
 
     @cached_property
     def identity(self) -> str:
-        """16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`.
+        """16 hex digits over the settings that change the result; see :func:`common.run_config.identity_of`.
 
         A checkpoint of another identity is refused.
         """
-        return self._digest(())
+        return identity_of(self.raw)
 
     @cached_property
     def configuration(self) -> str:
         """:attr:`identity` without the seed: runs of one configuration are averaged in tables."""
-        return self._digest(("seed",))
+        return configuration_of(self.raw)
 
     @cached_property
     def scoring(self) -> str:
         """16 hex digits over the settings that change which scores a run has, but not its state."""
-        found: dict[str, Any] = {}
-        for key, value in flat(self.raw).items():
-            if key in SCORING_SETTINGS:
-                found[key] = value
-        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return scoring_of(self.raw)
 
     @cached_property
     def own_packages(self) -> tuple[str, ...]:
@@ -364,10 +358,6 @@ class RunSettings:
         for package in self.own_packages:
             text += f" and the same {package}"
         return text
-
-    def _digest(self, without: tuple[str, ...]) -> str:
-        relevant = result_settings(self.raw, NOT_THE_IDENTITY + without)
-        return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def alters_updates(self) -> dict[str, str]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from common.exports.model import TrainedModel
     from common.prototypes import PrototypeSet
+    from goldfinch.record import RunRecord
     from goldfinch.results.frames import Values
-    from goldfinch.results.run import RunFolder
 
 NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
@@ -37,10 +37,10 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        from goldfinch.results.run import RunFolder
+        from goldfinch.record import RunRecord
 
         self.folder = Path(folder)
-        self.records: RunFolder = RunFolder(self.folder)
+        self.records: RunRecord = RunRecord(self.folder)
         if not self.records.config_file.exists():
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
 
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished and has a summary."""
-        return bool(self.records.summary)
+        """Whether the run has ended: its rounds are done, or it was asked to stop."""
+        return self.records.ended
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """``summary.json``; empty if the run has not finished."""
+        """What ``summary.json`` says, made of the run's other files; empty if the run has not ended."""
         return self.records.summary
 
     @property
@@ -132,7 +132,7 @@ class Run:
         """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
         from goldfinch.results.frames import record_frame
 
-        return record_frame(list(map(score_row, self.records.scores)), NUMBERS)
+        return record_frame(list(map(score_row, self.records.test_lines)), NUMBERS)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -206,12 +206,13 @@ class Run:
                 partial.update(score.missing)
         size = len(self.records.class_names)
         found: dict[str, list[list[int]]] = {}
-        for line in self.records.confusions:
+        for line in self.records.test_lines:
             domain = str(line["domain"])
-            if int(line["round"]) != number or domain in partial:
+            if int(line["round"]) != number or domain in partial or "confusion" not in line:
                 continue
             counts = found.setdefault(domain, [[0] * size for _ in range(size)])
-            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
+            cells = line["confusion"]
+            for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
                 counts[true][predicted] += count
         if not found:
             rounds = sorted({str(number) for number, _ in self.records.class_totals}, key=int)
@@ -269,7 +270,9 @@ class Run:
 
         A run keeps the prototypes of at most 40 rounds, the first and the last among them.
         """
-        return {page.round: page.prototypes for page in self.records.pages}
+        from goldfinch.run_model import RunModel
+
+        return {page.round: page.prototypes for page in RunModel(self.records).pages}
 
     # ---- figure, report, model -------------------------------------------------------------------------------------
 
@@ -431,7 +434,7 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
     Raises:
         ConfigError: a folder is missing or holds no run.
     """
-    from goldfinch.results.run import find_runs
+    from goldfinch.record import find_runs
 
     return Runs([Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)])
 

@@ -14,10 +14,11 @@ from common.settings import RunSettings, load_settings
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client, store_for
 from goldfinch.commands.export import export
 from goldfinch.commands.predict import predict
+from goldfinch.record import RunRecord
 from goldfinch.results.overrides import own_model_of
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import RunFolder
 from goldfinch.results.table import show_table
+from goldfinch.run_model import RunModel
 from goldfinch.trackers.live import watching
 from goldfinch.trackers.wait_lines import wait_lines
 from server.flower.submit import run_on_ray
@@ -57,16 +58,17 @@ def demo(overrides: Sequence[str], methods: Sequence[str], output: Path) -> None
     show_table(folders)
     console.print(f"written to {output.absolute()}: scores.jsonl, summary.json, checkpoint/ of each run")
     console.print(f"report: {write_report(folders, output / 'report.html')}", soft_wrap=True)
-    show_predictions(RunFolder(Path(folders[-1])), output)
+    show_predictions(RunRecord(Path(folders[-1])), output)
     console.print("next: goldfinch run method=fpl data=glyphs; goldfinch list; goldfinch doctor")
 
 
-def show_predictions(run: RunFolder, output: Path) -> None:
+def show_predictions(run: RunRecord, output: Path) -> None:
     """Export the run's model and predict three test images, which are written next to it."""
     export(run.folder, output / "model", client=own_model_of(run), overwrite=True)
     places = []
+    model = RunModel(run)
     for domain in run.domains[:3]:
-        sample = run.sample(domain, 1)
+        sample = model.sample(domain, 1)
         picture = Image.fromarray(sample.images[0].permute(1, 2, 0).numpy())
         places.append(output / "images" / f"{domain}-{run.class_names[int(sample.labels[0])]}.png")
         places[-1].parent.mkdir(exist_ok=True)

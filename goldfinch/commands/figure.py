@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
 from common.regular_files import read_small
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
 from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import bounds_of, group_runs, rename
 from goldfinch.results.rows import Row
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.seeds import Value, curve
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
@@ -90,7 +90,7 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[Row[RunFolder]]:
+def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[Row[RunRecord]]:
     """Return the rows of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
@@ -108,7 +108,7 @@ def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[
         for path in sorted(place.glob("*.json")):
             known |= _labels_in(path)
     boards = group_runs(runs)
-    rows: list[Row[RunFolder]] = []
+    rows: list[Row[RunRecord]] = []
     for board in boards:
         rows += board.rows
     if all(run.folder.absolute() in known for run in runs):
@@ -140,7 +140,7 @@ def _labels_in(path: Path) -> dict[Path, str]:
     return labels
 
 
-def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def bars_of(runs: Sequence[RunRecord], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
 
     A partial value has no bar, and the title names what it lacks.
@@ -162,21 +162,22 @@ def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labe
     return bars([*domain_heads(rows, domains), "average"], series, text, bounds_of(rows))
 
 
-def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def curves_of(runs: Sequence[RunRecord], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
     rows = named_groups(runs, labels)
     curves = {row.label: curve(row.runs) for row in rows}
     return convergence(curves, title or _title(runs), bounds_of(rows))
 
 
-def _title(runs: Sequence[RunFolder]) -> str:
-    return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
+def _title(runs: Sequence[RunRecord]) -> str:
+    return f"{runs[0].facts.data}, {runs[0].facts.protocol}"
 
 
-def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
+def _prototypes(runs: Sequence[RunRecord], by: str, samples: int, title: str | None) -> Figure:
     from goldfinch.results.figures.prototypes import prototype_figure
+    from goldfinch.run_model import RunModel
 
     if len(runs) != 1:
         folders = [str(run.folder) for run in runs[:5]]
         raise ConfigError(f"prototypes shows one run; {len(runs)} were found: {', '.join(folders)}")
-    return prototype_figure(runs[0], by, samples, title)
+    return prototype_figure(RunModel(runs[0]), by, samples, title)

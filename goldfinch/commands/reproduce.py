@@ -19,6 +19,7 @@ from common.storage import write_bytes, write_json, write_text
 from common.text import shell_line
 from common.versions import combined_hash, package_versions
 from goldfinch.commands.sweep import Job, check_data, execute, raise_failures
+from goldfinch.record import RunRecord, varying
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import (
@@ -31,9 +32,10 @@ from goldfinch.reproduction.published import (
 )
 from goldfinch.results.figures.charts import bars, convergence, rendered, sensitivity
 from goldfinch.results.rows import Row, ScoreColumn
-from goldfinch.results.run import RunFolder, varying
 from goldfinch.results.seeds import Value, curve
 from server.run.conduct import check_not_in_a_run
+from server.run.schema import SCORES
+from server.run.summary import SUMMARY
 
 ENGINES = ("inline", "ray")
 
@@ -210,7 +212,9 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
         splits: dict[str, str] = {}
         for job in jobs:
-            splits |= (job.summary() or {}).get("splits", {})
+            record = job.record()
+            if record is not None:
+                splits |= record.facts.splits
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
     raise_failures(failures)
@@ -226,8 +230,9 @@ def keep_records(request: ReproductionRequest, jobs: Sequence[Planned], seeds: S
     for job in jobs:
         if job.finished():
             kept = folder / request.table.name / job.folder.parent.name / job.folder.name
-            for record in RunFolder(job.folder).records:
-                write_bytes(kept / record.name, record.read_bytes())
+            record = RunRecord(job.folder)
+            write_json(kept / SUMMARY, record.summary)
+            write_bytes(kept / SCORES, (job.folder / SCORES).read_bytes())
 
 
 def write_pages(
@@ -274,7 +279,7 @@ def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
         content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
-        runs: list[RunFolder] = []
+        runs: list[RunRecord] = []
         for line in finished:
             if set(line.printed.point) == set(sweep.axes):
                 runs += line.ours.runs
@@ -300,14 +305,14 @@ def comparison_of(
         by_row.setdefault(job.row.label, []).append(job)
     lines: list[Line] = []
     for of_row in by_row.values():
-        runs: list[RunFolder] = []
+        runs: list[RunRecord] = []
         absent: dict[str, str] = {}
         measured: list[float] = []
         for job in sorted(of_row, key=lambda job: job.seed):
             if not job.finished():
                 absent[f"seed {job.seed}"] = failures.get(job.folder, "not run yet")
                 continue
-            runs.append(RunFolder(job.folder))
+            runs.append(RunRecord(job.folder))
             if request.table.measure:
                 measured.append(_information(job.folder))
         printed = of_row[0].row
@@ -323,7 +328,7 @@ def _information(folder: Path) -> float:
     """
     from goldfinch.results.information import information_of_run
 
-    path, state = folder / "mutual_information.json", RunFolder.open(folder).summary["state_sha256"]
+    path, state = folder / "mutual_information.json", RunRecord.open(folder).state_sha256
     if path.exists():
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:

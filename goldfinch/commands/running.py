@@ -20,7 +20,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable
 from common.wire.payload import Payload, cast_down, encoded_size
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
@@ -107,7 +107,7 @@ def one_device(name: str) -> str:
 
 def _warn_if_partial(folder: Path) -> None:
     """Print a warning to standard error if the final score lacks domains, also with ``--quiet``."""
-    missing = RunFolder(folder).summary.get("missing", {})
+    missing = RunRecord(folder).rules.get("final", {}).get("missing", {})
     if missing:
         print(
             f"warning: the final score is PARTIAL, without {named_missing(missing)}; average and worst are over the "
@@ -141,7 +141,7 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
     """
     trust_overrides(overrides)  # only the user's own, not those of the folder
     recorded = {
-        **RunFolder(folder).trusted_config,
+        **RunRecord(folder).trusted_config,
         "output": str(folder.absolute()),
         "resume": True,
         "overwrite": False,

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,12 +28,13 @@ from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
 from common.text import duration
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_sheet
 from goldfinch.results.groups import group_runs
-from goldfinch.results.run import RunFolder
 from goldfinch.results.table import table_text
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
+from server.run.files import Facts
 from server.run.own_processes import OwnProcesses
 
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
@@ -63,40 +63,43 @@ class Job:
         """The run's output folder."""
         return self.settings.output_folder
 
-    def summary(self) -> Mapping[str, Any] | None:
-        """Return ``summary.json`` if the folder holds this run and it has finished, with or without a score.
+    def record(self) -> RunRecord | None:
+        """Return the record if the folder holds this run and it has finished, with or without a score.
 
         A run with other settings, other scoring or other code is another run.
         """
         try:
-            summary = RunFolder.open(self.folder).summary
+            record = RunRecord.open(self.folder)
+            if not self._long_enough(record.facts) or self.stale():
+                return None
         except GoldfinchError:
             return None
-        if not self._long_enough(summary) or self.stale():
-            return None
-        return summary
+        return record
 
-    def _long_enough(self, summary: Mapping[str, Any]) -> bool:
+    def _long_enough(self, facts: Facts) -> bool:
         """Return whether a finished run has as many rounds as this job asks for, or stopped early as it would."""
-        done, asked = summary.get("rounds", 0), self.settings.train.rounds
-        early = summary.get("stopped_early")
-        if early:
-            return bool(early["patience"] == self.settings.train.patience and early["rounds_planned"] == asked)
+        done, asked = facts.rounds, self.settings.train.rounds
+        early = facts.early_stop
+        if early is not None:
+            return bool(early["patience"] == self.settings.train.patience and early["rounds"] == asked)
         if self.settings.scheduled:
-            return bool(done == asked)
-        return bool(done >= asked)
+            return done == asked
+        return done >= asked
 
     def stale(self) -> str | None:
         """Return why the run in the folder can be neither used nor resumed; ``None`` if it can, or there is no run."""
-        run = RunFolder(self.folder)
+        run = RunRecord(self.folder)
         try:
-            if run.code not in ("unknown", self.settings.code):
-                return f"it is of other code ({run.code}; now {self.settings.code})"
-            if not run.summary:
+            if not run.config_file.exists():
                 return None
-            if run.summary.get("identity") != self.settings.identity:
+            facts = run.facts
+            if facts.code not in ("unknown", self.settings.code):
+                return f"it is of other code ({facts.code}; now {self.settings.code})"
+            if facts.end is None:
+                return None
+            if facts.identity != self.settings.identity:
                 return "it is of other settings"
-            if run.summary.get("scoring", self.settings.scoring) != self.settings.scoring:
+            if facts.scoring != self.settings.scoring:
                 return "it is scored otherwise (rounds.test_samples, evaluate_every, last_rounds or test)"
         except GoldfinchError as error:
             return f"its record cannot be read ({error})"
@@ -104,8 +107,8 @@ class Job:
 
     def finished(self) -> bool:
         """Return whether the run has finished with a score."""
-        summary = self.summary()
-        return summary is not None and summary["average"] is not None
+        record = self.record()
+        return record is not None and "final" in record.rules
 
 
 def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
@@ -252,7 +255,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     failures = execute(planned, jobs, console)
     for line in privacy_lines(planned):
         say(line)
-    ended = [job for job in planned if job.summary() is not None]
+    ended = [job for job in planned if job.record() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
     raise_failures(failures)
@@ -366,7 +369,7 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
         way = "resume=true"
     log = job.folder / "run.log"
     for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
-        if job.summary() is not None and choice != way:
+        if job.record() is not None and choice != way:
             break  # it finished without a score, and would do so again
         with log.open("w") as stream:
             process = processes.start(["run", *job.overrides, choice], job.settings.train.threads, stream)
@@ -389,14 +392,15 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
 
 def _score(job: Job, rule: str) -> str:
     """Return a run's score and the rule's name; by the last round if the rule gives no score."""
-    summary = RunFolder.open(job.folder).summary
+    record = RunRecord.open(job.folder)
     known = "final"
-    if rule in summary["scores"]:
+    if rule in record.rules:
         known = rule
-    score = summary["scores"].get(known, summary)
+    score = record.rules[known]
     text = f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}"
-    if summary["rounds_skipped"]:
-        text += f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped"
+    skipped = len(record.facts.skipped)
+    if skipped:
+        text += f", {skipped} of {record.facts.rounds} rounds skipped"
     text += ")"
     if score.get("missing"):
         text += f" {PARTIAL} PARTIAL, without {named_missing(score['missing'])}"
@@ -411,7 +415,7 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    boards = group_runs([RunFolder(job.folder) for job in jobs])
+    boards = group_runs([RunRecord(job.folder) for job in jobs])
     for board in boards:
         score_sheet(board, "final").show()
     text.append(table_text(boards, "final", "md"))

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
 from goldfinch.results.rows import Row, ScoreColumn, best_row
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value
 
 EXACT = 1e-9
@@ -60,7 +60,7 @@ class Line:
     """
 
     printed: PublishedRow
-    ours: Row[RunFolder]
+    ours: Row[RunRecord]
     folders: Mapping[int, Path] = field(default_factory=dict)
     measured: tuple[float, ...] = ()
 
@@ -298,10 +298,10 @@ def average_of(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(column.scored for column in columns)
 
 
-def _scored_images(run: RunFolder) -> dict[str, int]:
+def _scored_images(run: RunRecord) -> dict[str, int]:
     """Return each domain's test images times the number of clients' models scored on them; empty if not recorded."""
     found: dict[str, dict[str, int]] = {}
-    for row in run.scores:
+    for row in run.test_lines:
         found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
     images: dict[str, int] = {}
     for domain, counts in found.items():

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.metrics import RULES, ClassTotals, Measure
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import Board
 from goldfinch.results.rows import KnownRun, Row
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import LOWEST, Sheet, pandas_library
 
@@ -44,7 +44,7 @@ class ClassTable:
     """
 
     title: str
-    row: Row[RunFolder]
+    row: Row[RunRecord]
     heads: list[str]
     columns: list[str]
     classes: list[Row[KnownRun]]
@@ -116,14 +116,14 @@ def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable
     return found
 
 
-def _has_counts(run: RunFolder, rule: str) -> bool:
+def _has_counts(run: RunRecord, rule: str) -> bool:
     score = run.rules[rule]
     if "round" not in score:  # a summary from elsewhere
         return False
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, row: Row[RunFolder], runs: Sequence[RunFolder], rule: str) -> ClassTable:
+def _class_table(board: Board, row: Row[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
     domains = domain_columns([row], rule)
     classes: list[Row[KnownRun]] = []
     images: list[int] = []
@@ -137,11 +137,11 @@ def _class_table(board: Board, row: Row[RunFolder], runs: Sequence[RunFolder], r
     return ClassTable(title, row, heads, columns, classes, rule, images, partial_notes([row], rule))
 
 
-def _totals(run: RunFolder, rule: str, domain: str) -> ClassTotals | None:
+def _totals(run: RunRecord, rule: str, domain: str) -> ClassTotals | None:
     return run.class_totals.get((int(run.rules[rule]["round"]), domain))
 
 
-def _recalls(run: RunFolder, rule: str, label: int) -> KnownRun:
+def _recalls(run: RunRecord, rule: str, label: int) -> KnownRun:
     """Return a run as if the recall of one class were its score: in the domains that have images of the class."""
     score = run.rules[rule]
     recalls: dict[str, float] = {}

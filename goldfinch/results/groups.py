@@ -26,6 +26,7 @@ from typing import Any
 from common.errors import ConfigError, nearest, some_of
 from common.metrics import COUNTED
 from common.versions import combined_hash
+from goldfinch.record import RunRecord, setting_text, varying
 from goldfinch.results.rows import (
     PARTITION_SEED,
     Row,
@@ -36,7 +37,6 @@ from goldfinch.results.rows import (
     planned_rounds,
     sign_of,
 )
-from goldfinch.results.run import RunFolder, setting_text, varying
 from server.run.events import COUNTS_LESS_SETTINGS, counts_text
 
 MAX_LABEL_SETTINGS = 4
@@ -62,7 +62,7 @@ class Board:
     data: str
     protocol: str
     model: str
-    rows: list[Row[RunFolder]] = field(default_factory=list)
+    rows: list[Row[RunRecord]] = field(default_factory=list)
     remark: str = ""
     """What tells it from another board of the same data, protocol and model."""
 
@@ -88,17 +88,17 @@ class Board:
         return list(found)
 
     @property
-    def runs(self) -> list[RunFolder]:
+    def runs(self) -> list[RunRecord]:
         """The rows' runs, without duplicates and contradictions."""
-        found: list[RunFolder] = []
+        found: list[RunRecord] = []
         for row in self.rows:
             found += row.runs
         return found
 
     @property
-    def named_runs(self) -> list[tuple[str, RunFolder]]:
+    def named_runs(self) -> list[tuple[str, RunRecord]]:
         """:attr:`runs` with their names."""
-        found: list[tuple[str, RunFolder]] = []
+        found: list[tuple[str, RunRecord]] = []
         for row in self.rows:
             for run in row.runs:
                 found.append((run_name(row, run), run))
@@ -125,7 +125,7 @@ class Board:
         for run in self.runs:
             if metric not in run.measures or (metric in COUNTED and not run.has_counts):
                 return None
-        rows: list[Row[RunFolder]] = []
+        rows: list[Row[RunRecord]] = []
         for row in self.rows:
             runs = [run.by_metric(metric) for run in row.runs]
             rows.append(replace(row, runs=runs))
@@ -197,7 +197,7 @@ class Board:
         return found
 
 
-def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | None = None) -> list[Board]:
+def group_runs(runs: Sequence[RunRecord], name: Callable[[RunRecord], str] | None = None) -> list[Board]:
     """Sort ``runs`` into boards and rows, both in the order of their first run.
 
     Args:
@@ -205,7 +205,7 @@ def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | Non
         name: returns the method's name in labels; by default the name of its option.
     """
     boards: dict[str, Board] = {}
-    members_of: dict[str, dict[str, list[RunFolder]]] = {}
+    members_of: dict[str, dict[str, list[RunRecord]]] = {}
     for run in runs:
         key = _text(_board_key(run))
         boards.setdefault(key, _new_board(run))
@@ -220,21 +220,21 @@ def group_runs(runs: Sequence[RunFolder], name: Callable[[RunFolder], str] | Non
     return found
 
 
-def _by_method(rows: Sequence[Row[RunFolder]]) -> list[Row[RunFolder]]:
+def _by_method(rows: Sequence[Row[RunRecord]]) -> list[Row[RunRecord]]:
     """Return the rows with those of one method next to each other, methods in the order of their first row.
 
     Bounds come last, the lower before the upper.
     """
-    methods: dict[str, list[Row[RunFolder]]] = {}
+    methods: dict[str, list[Row[RunRecord]]] = {}
     for row in rows:
         methods.setdefault(row.runs[0].method_name, []).append(row)
-    found: list[Row[RunFolder]] = []
+    found: list[Row[RunRecord]] = []
     for members in methods.values():
         found += members
     return sorted(found, key=lambda row: row.bound or "")
 
 
-def bounds_of(rows: Sequence[Row[RunFolder]]) -> dict[str, str]:
+def bounds_of(rows: Sequence[Row[RunRecord]]) -> dict[str, str]:
     """Return ``lower`` or ``upper`` by the label of each row that is a bound of its table."""
     found: dict[str, str] = {}
     for row in rows:
@@ -243,7 +243,7 @@ def bounds_of(rows: Sequence[Row[RunFolder]]) -> dict[str, str]:
     return found
 
 
-def joined_note(row: Row[RunFolder]) -> list[str]:
+def joined_note(row: Row[RunRecord]) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
     for run in row.runs:
@@ -257,7 +257,7 @@ def joined_note(row: Row[RunFolder]) -> list[str]:
     ]
 
 
-def run_name(row: Row[RunFolder], run: RunFolder) -> str:
+def run_name(row: Row[RunRecord], run: RunRecord) -> str:
     """Return a run's name: its row's label, with its seed if the row has several."""
     if len(row.runs) > 1:
         return f"{row.label}, seed {run.seed}"
@@ -267,7 +267,7 @@ def run_name(row: Row[RunFolder], run: RunFolder) -> str:
 # ---- which run is exported -------------------------------------------------------------------------------------------
 
 
-def exported_run(rows: Sequence[Row[RunFolder]], rule: str = "final") -> RunFolder | None:
+def exported_run(rows: Sequence[Row[RunRecord]], rule: str = "final") -> RunRecord | None:
     """Return the finished run whose model a table offers for export; ``None`` without one.
 
     It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
@@ -278,7 +278,7 @@ def exported_run(rows: Sequence[Row[RunFolder]], rule: str = "final") -> RunFold
         row = rows[0]
     if row is None:
         return None
-    found: RunFolder | None = None
+    found: RunRecord | None = None
     highest = -math.inf
     for run in row.runs:
         score = run.rules.get(rule)
@@ -294,7 +294,7 @@ def exported_run(rows: Sequence[Row[RunFolder]], rule: str = "final") -> RunFold
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_of_board(run: RunFolder) -> dict[str, Any]:
+def _settings_of_board(run: RunRecord) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in BOARD_SETTINGS:
         if run.options.get(key) is not None:
@@ -304,18 +304,18 @@ def _settings_of_board(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _board_key(run: RunFolder) -> list[Any]:
+def _board_key(run: RunRecord) -> list[Any]:
     return [run.names, _settings_of_board(run)]
 
 
-def _row_key(run: RunFolder) -> list[Any]:
+def _row_key(run: RunRecord) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
     return [options, planned_rounds(run), run.code, run.changed_scoring]
 
 
-def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
+def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs of one row key, sorted by partition.
 
     Runs with the same fixed partition belong together, and so do the runs in which the partition's seed is the run's
@@ -325,7 +325,7 @@ def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     for run in runs:
         if partition_seed(run) != run.seed:
             fixed.add(partition_seed(run))
-    found: dict[str, list[RunFolder]] = {}
+    found: dict[str, list[RunRecord]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
@@ -338,10 +338,10 @@ def _by_partition(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
     return list(found.values())
 
 
-def _row(members: Sequence[RunFolder]) -> Row[RunFolder]:
-    duplicates: list[RunFolder] = []
-    contradictions: list[RunFolder] = []
-    by_seed: dict[int, RunFolder] = {}
+def _row(members: Sequence[RunRecord]) -> Row[RunRecord]:
+    duplicates: list[RunRecord] = []
+    contradictions: list[RunRecord] = []
+    by_seed: dict[int, RunRecord] = {}
     for run in sorted(members, key=lambda run: (run.seed, str(run.folder))):
         known = by_seed.setdefault(run.seed, run)
         if known is run:
@@ -353,11 +353,11 @@ def _row(members: Sequence[RunFolder]) -> Row[RunFolder]:
     return Row("", list(by_seed.values()), duplicates, contradictions)
 
 
-def _new_board(run: RunFolder) -> Board:
+def _new_board(run: RunRecord) -> Board:
     return Board(*run.names)
 
 
-def _option_name(run: RunFolder) -> str:
+def _option_name(run: RunRecord) -> str:
     return run.method_name
 
 
@@ -368,11 +368,11 @@ def _text(key: Any) -> str:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def _label(rows: Sequence[Row[RunFolder]], name: Callable[[RunFolder], str]) -> None:
+def _label(rows: Sequence[Row[RunRecord]], name: Callable[[RunRecord], str]) -> None:
     """Give every row its marks, and a label that no other row of the board has."""
     for row in rows:
         row.marks = _marks(row, rows)
-    by_method: dict[str, list[Row[RunFolder]]] = {}
+    by_method: dict[str, list[Row[RunRecord]]] = {}
     for row in rows:
         by_method.setdefault(name(row.runs[0]), []).append(row)
     for method, namesakes in by_method.items():
@@ -383,7 +383,7 @@ def _label(rows: Sequence[Row[RunFolder]], name: Callable[[RunFolder], str]) -> 
             count += 1
         for row, label in zip(namesakes, _labels(namesakes, method, keys[:count]), strict=True):
             row.label = label
-    by_label: dict[str, list[Row[RunFolder]]] = {}
+    by_label: dict[str, list[Row[RunRecord]]] = {}
     for row in rows:
         by_label.setdefault(row.label, []).append(row)
     for label, same in by_label.items():
@@ -392,7 +392,7 @@ def _label(rows: Sequence[Row[RunFolder]], name: Callable[[RunFolder], str]) -> 
                 row.label = f"{label} ({number})"
 
 
-def rename(rows: Sequence[Row[RunFolder]], labels: Sequence[str]) -> None:
+def rename(rows: Sequence[Row[RunRecord]], labels: Sequence[str]) -> None:
     """Give rows other labels.
 
     Args:
@@ -416,7 +416,7 @@ def rename(rows: Sequence[Row[RunFolder]], labels: Sequence[str]) -> None:
             row.label = new + row.label.removeprefix(old)
 
 
-def _labels(rows: Sequence[Row[RunFolder]], method: str, keys: Sequence[str]) -> list[str]:
+def _labels(rows: Sequence[Row[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:
     found: list[str] = []
     for row in rows:
         parts = [method]
@@ -429,7 +429,7 @@ def _labels(rows: Sequence[Row[RunFolder]], method: str, keys: Sequence[str]) ->
     return found
 
 
-def _marks(row: Row[RunFolder], rows: Sequence[Row[RunFolder]]) -> tuple[str, ...]:
+def _marks(row: Row[RunRecord], rows: Sequence[Row[RunRecord]]) -> tuple[str, ...]:
     """Return that ``row`` is a bound or was attacked, and its differences from most rows: code, rounds, seeds."""
     found: list[str] = []
     if row.runs[0].attack:
@@ -459,7 +459,7 @@ def _marks(row: Row[RunFolder], rows: Sequence[Row[RunFolder]]) -> tuple[str, ..
     return tuple(found)
 
 
-def _has_rare_code(row: Row[RunFolder], codes: Counter[tuple[str, str]]) -> bool:
+def _has_rare_code(row: Row[RunRecord], codes: Counter[tuple[str, str]]) -> bool:
     """Return whether a package that ran for ``row`` is another version than that of most rows that ran it.
 
     Args:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from common.metrics import MEASURES, Measure, named_missing
-from goldfinch.results.run import setting_text
+from goldfinch.record import setting_text
 from goldfinch.results.seeds import Value
 from goldfinch.results.statistics import Difference, paired_difference, verdict_on
 
@@ -37,7 +37,7 @@ ScoreColumn = str | tuple[str, ...]
 
 
 class ScoredRun(Protocol):
-    """What a row knows of a run, such as of a :class:`goldfinch.results.run.RunFolder`."""
+    """What a row knows of a run, such as of a :class:`goldfinch.record.RunRecord`."""
 
     @property
     def seed(self) -> int:

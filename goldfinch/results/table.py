@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from common.errors import ConfigError, nearest, writing
 from common.metrics import METRICS
 from common.text import printable, shell_line
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.classes import class_frame, class_sheet, required_class_tables
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
 from goldfinch.results.groups import Board, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
 from goldfinch.results.rows import MANY_ROWS
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.sheets import pandas_library
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequ
 
 
 def boards_of(
-    runs: Sequence[RunFolder], metric: str, labels: Sequence[str] = (), *, option: str = "metric"
+    runs: Sequence[RunRecord], metric: str, labels: Sequence[str] = (), *, option: str = "metric"
 ) -> list[Board]:
     """Return the tables of the runs that were scored.
 
@@ -55,7 +55,7 @@ def boards_of(
     Raises:
         ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
-    scored = [replace(run, metric=metric) for run in runs if run.scored]
+    scored = [run.by_metric(metric) for run in runs if run.scored]
     if not scored:
         folders = ", ".join([str(run.folder) for run in runs[:3]])
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
@@ -66,7 +66,7 @@ def boards_of(
     return boards
 
 
-def check_metric(metric: str, runs: Sequence[RunFolder], option: str) -> None:
+def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
     """Check that every run has a metric.
 
     Args:

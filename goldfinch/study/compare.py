@@ -14,13 +14,13 @@ from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from common.choices import folder_options
-from common.errors import EngineError, writing
+from common.errors import ConfigError, EngineError, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
+from goldfinch.record import RunRecord
 from goldfinch.results.rows import differences_note, differing_settings
-from goldfinch.results.run import RunFolder
 from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from goldfinch.study.rules import Entrant, Rules, entrants_of
 from goldfinch.study.search import (
@@ -296,12 +296,14 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
     return found, problems
 
 
-def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolder) -> StudyRun:
+def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecord) -> StudyRun:
     """Return the line of a final run."""
-    summary = run.summary
-    score = float(summary["average"])
+    facts, final = run.facts, run.rules["final"]
+    if facts.end is None:
+        raise ConfigError(f"{run.folder} holds no finished run")
+    score = float(final["average"])
     if study.entrant.left_out is not None:
-        score = float(summary["accuracy"][study.entrant.left_out])
+        score = float(final["accuracy"][study.entrant.left_out])
     return StudyRun(
         board_of(study),
         study.entrant.method,
@@ -311,15 +313,15 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         seed,
         "complete",
         score,
-        int(summary["rounds"]),
-        float(summary["wall_seconds"]),
+        facts.rounds,
+        facts.end.seconds,
         dict(values),
-        {domain: float(value) for domain, value in summary["accuracy"].items()},
-        sum(summary["bytes"].values()),
-        str(summary["state_sha256"]),
+        {domain: float(value) for domain, value in final["accuracy"].items()},
+        sum(run.reply_totals.bytes.values()),
+        facts.end.sha256,
         run.code_by_package["goldfinch"],
-        str(summary["scored"]),
-        str(summary.get("bound") or ""),
+        facts.scored,
+        facts.bound or "",
         run.processor,
         "yes" if run.at_chance else "",
     )

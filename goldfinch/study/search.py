@@ -30,7 +30,7 @@ from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from common.text import shell_line
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
 from goldfinch.study.storage import DONE, Task, damage, take
 from server.engines.inline import InlineEngine
@@ -330,7 +330,7 @@ def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
 
 def final_run(
     study: TuningStudy, values: Mapping[str, float], seed: int, listener: Listener | None = None
-) -> RunFolder:
+) -> RunRecord:
     """Do a run with the values that a study chose and a seed of its own, scored on test images, and return it.
 
     A run that is finished is not done again, and one that was interrupted goes on.
@@ -347,9 +347,10 @@ def final_run(
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={seed}")
     folder = study.folder / f"seed-{seed}"
     run_here(chosen, folder, listener)
-    run = RunFolder.open(folder)
-    if run.summary.get("missing"):
-        raise EngineError(f"{folder}: the score is without {named_missing(run.summary['missing'])}")
+    run = RunRecord.open(folder)
+    missing = run.rules.get("final", {}).get("missing")
+    if missing:
+        raise EngineError(f"{folder}: the score is without {named_missing(missing)}")
     return run
 
 
@@ -387,20 +388,20 @@ def _run_or_resume(settings: RunSettings, listener: Listener | None, stop: Calla
     if known is None:
         settings = replace(settings, overwrite=True)
     else:
-        for entry in known.events:
+        for entry in known.told_events():
             for each in listeners:
                 each(str(entry["event"]), entry)
-        if known.summary:
+        if known.ended:
             return
         settings = replace(settings, resume=True)
     run_federation(settings, InlineEngine(settings), listeners, stop)
 
 
-def _same_run(settings: RunSettings) -> RunFolder | None:
+def _same_run(settings: RunSettings) -> RunRecord | None:
     """Return the run in the output folder if it is of these settings and this code and has a checkpoint."""
-    run = RunFolder(settings.output_folder)
+    run = RunRecord(settings.output_folder)
     try:
-        same = run.code == settings.code and run.settings.identity == settings.identity
+        same = run.facts.code == settings.code and run.facts.identity == settings.identity
         if same and any((run.folder / "checkpoint").glob("*")):
             return run
     except GoldfinchError:

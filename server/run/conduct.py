@@ -2,34 +2,27 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.data.names import check_names
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
-from common.metrics import RoundScore, best_round, peak_bytes, states
-from common.regular_files import read_small
-from common.run_config import CLASS_NAMES, attack_text, yaml_of
-from common.scores import RunScores, test_images
 from common.settings import RunSettings
-from common.storage import write_json, write_text
-from common.versions import package_versions, processor
+from common.storage import write_json
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.events import Listener
-from server.run.history import CSV_COPIES, EARLIER, PARTS, History
-from server.run.measures import described, resolutions_of
-from server.run.resume import check_resumable
+from server.run.files import RunFiles
+from server.run.history import CSV_COPIES, EARLIER
+from server.run.resume import check_resumable, write_config
 from server.run.rounds import RoundLoop
-from server.run.schema import REPLIES, stream_lines
+from server.run.schema import EVENTS, REPLIES, SCORES
+from server.run.summary import SUMMARY, summary_of
 from server.run.trackers import tracker_settings, tracking
-from strategies.core.last_batch import joined_clients
-from strategies.core.method import Method
 
 
 def prepare_output(settings: RunSettings) -> None:
@@ -66,17 +59,16 @@ def _begin(settings: RunSettings) -> None:
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):
-        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
         if not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
             _remove_earlier(folder)
-        named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
-        write_text(folder / "config.yaml", yaml_of(named))
+        write_config(settings)
 
 
 def _remove_earlier(folder: Path) -> None:
-    """Remove what an earlier version left in the folder of a run that is replaced, and the copies for a spreadsheet."""
-    for name in (*EARLIER, *CSV_COPIES):
+    """Remove the record of a run that is replaced, what an earlier version left, and the copies for a spreadsheet."""
+    for name in (EVENTS, SCORES, REPLIES, *EARLIER, *CSV_COPIES):
         path = folder / name
         if path.is_dir():
             shutil.rmtree(path)
@@ -189,9 +181,6 @@ def run_federation(
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
         _begin(settings)
-        finished = 0.0
-        if settings.resume:
-            finished = _earlier_seconds(settings)  # which include the last scoring, unlike the checkpoint's
         rounds = RoundLoop(settings, engine, tracked, stop)
         try:
             rounds.run()
@@ -200,157 +189,8 @@ def run_federation(
             raise
         finally:
             engine.close()
-        summary = summary_of(settings, rounds, rounds.seconds() + max(0.0, finished - rounds.earlier_seconds))
-        write_json(folder / "summary.json", summary)
+        summary = summary_of(RunFiles(folder))
+        write_json(folder / SUMMARY, summary)
     if rounds.problem:
         raise EngineError(rounds.problem)
     return summary
-
-
-def _earlier_seconds(settings: RunSettings) -> float:
-    """Return the wall seconds in the summary of the run that is resumed; 0 without one."""
-    path = settings.output_folder / "summary.json"
-    try:
-        return float(json.loads(read_small(path))["wall_seconds"])
-    except (OSError, ValueError, KeyError):
-        return 0.0
-
-
-def summary_of(settings: RunSettings, rounds: RoundLoop, seconds: float) -> dict[str, Any]:
-    """Return the content of ``summary.json``. Accuracies are in per cent.
-
-    A run that never held a round has no ``scores``. If the last state could not be scored, there is no score by the
-    rule ``final``. ``average``, ``worst`` and ``spread`` are ``null`` in both cases. ``stopped_early`` is there only if
-    ``train.patience`` ended the run before its last round. ``missing`` has the domains that the final score lacks, with
-    the last round that scored each; ``partial`` is whether there are any. ``images`` has the test images of
-    each domain. ``joined_batches`` has the clients whose last batch of one sample joined the one before it, if there
-    are any (:mod:`strategies.core.last_batch`).
-    """
-    history, folder = rounds.history, settings.output_folder
-    scores = history.scores()
-    rules: dict[str, dict[str, Any]] = {}
-    if rounds.trained:
-        rules = scores.rules(settings.rounds.last_rounds, settings.unseen_domains)
-    if rounds.problem:
-        rules.pop("final", None)
-    final = rules.get("final", {})
-    best = best_round(states(scores.validated(), scores.skipped))
-    registrations = rounds.registry.registrations
-    private = rounds.privacy_report()
-    samples = {client: registrations[client].samples for client in sorted(registrations)}
-    joined = joined_clients(settings, rounds.federation.new_model, samples)
-    return {
-        "method": settings.method.name,
-        "data": settings.data.name,
-        CLASS_NAMES: list(settings.data.class_names),
-        "protocol": settings.choices.get("protocol", ""),
-        "model": settings.choices.get("model", ""),
-        "seed": settings.seed,
-        "key": rounds.registry.key,
-        "identity": settings.identity,
-        "scoring": settings.scoring,
-        "code": code_that_ran(settings, history),
-        "configuration": settings.configuration,
-        "rounds": rounds.state.round,
-        "rounds_held": len(history.rounds("round done")),
-        "rounds_skipped": len(history.rounds("round skipped")),
-        **({"stopped_early": _early_stop(settings, rounds)} if rounds.stopped_early else {}),
-        "answers": history.answers(),
-        "scored": _scored(settings.method),
-        "bound": settings.method.bound,
-        **({"attack": attack_text(settings.raw)} if settings.attack.clients else {}),
-        "accuracy": final.get("accuracy", {}),
-        "average": final.get("average"),
-        "worst": final.get("worst"),
-        "spread": final.get("spread"),
-        "missing": final.get("missing", {}),
-        "partial": bool(final.get("missing")),
-        "unseen": list(settings.unseen_domains),
-        "scores": rules,
-        "images": test_images(scores.lines),
-        **({"validation": _validation(best, settings.rounds.metric)} if best else {}),
-        **_further(scores),
-        "state_sha256": rounds.state.sha256(),
-        "bytes": bytes_total(stream_lines(folder / REPLIES)),
-        "bytes_by_part": bytes_by_part(stream_lines(folder / REPLIES)),
-        **({"privacy": private} if private else {}),
-        "wall_seconds": round(seconds, 3),
-        "server_peak_bytes": peak_bytes(),
-        "clients": samples,
-        "counts_less": history.counts_less(),
-        **({"joined_batches": joined} if joined else {}),
-        "splits": {client: registrations[client].split for client in sorted(registrations)},
-        "processor": processor(),
-        "versions": package_versions(),
-    }
-
-
-def _further(scores: RunScores) -> dict[str, Any]:
-    """Return the entry ``metrics``: what ``rounds.scores`` and ``own_metric`` came to in the last scored round."""
-    if not scores.measures:
-        return {}
-    accuracies = scores.tested()
-    found = described(scores.measures)
-    resolutions: dict[str, float] = {}
-    if accuracies:
-        resolutions = resolutions_of(scores.events, accuracies[-1].round)
-    for metric, entry in found.items():
-        entry |= {"domains": {}, "average": None, "worst": None}
-        by_round = scores.tested(metric)
-        if by_round and by_round[-1].round == accuracies[-1].round:
-            score = by_round[-1]
-            entry |= {"domains": dict(score.accuracy), "average": score.average, "worst": score.worst}
-            entry["missing"] = dict(score.missing)
-            if metric in resolutions:
-                entry["resolution"] = resolutions[metric]
-    return {"metrics": found}
-
-
-def _early_stop(settings: RunSettings, rounds: RoundLoop) -> dict[str, Any]:
-    return {
-        "rounds_planned": settings.train.rounds,
-        "patience": settings.train.patience,
-        "best_round": rounds.federation.best,
-    }
-
-
-def _scored(method: Method) -> str:
-    if not method.trains:
-        return "exported model"
-    if method.personal:
-        return "own model"
-    return "global model"
-
-
-def _validation(score: RoundScore, metric: str) -> dict[str, Any]:
-    found = {"round": score.round, "average": score.average, "missing": dict(score.missing)}
-    if metric != "accuracy":
-        found["metric"] = metric
-    return found
-
-
-def code_that_ran(settings: RunSettings, history: History) -> str:
-    """Return the hash of the run's code, with ``(changed)`` if the run was resumed with other code."""
-    if history.rounds("code changed"):
-        return f"{settings.code} (changed)"
-    return settings.code
-
-
-def bytes_total(replies: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the bytes to (``down``) and from (``up``) all clients over the run."""
-    total = {"up": 0, "down": 0}
-    for line in replies:
-        for direction in total:
-            total[direction] += line.get(f"bytes_{direction}", 0)
-    return total
-
-
-def bytes_by_part(replies: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the bytes by direction and part over all lines of ``replies.jsonl``, with each direction's total."""
-    sums = {direction: dict.fromkeys((*PARTS, "total"), 0) for direction in ("down", "up")}
-    for line in replies:
-        for direction, parts in sums.items():
-            for part in PARTS:
-                parts[part] += line.get(f"bytes_{direction}_{part}", 0)
-            parts["total"] += line.get(f"bytes_{direction}", 0)
-    return sums

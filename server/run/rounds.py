@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from common.errors import ConfigError, EngineError, some_of, summarised
-from common.metrics import RoundScore
+from common.metrics import RoundScore, best_of, peak_bytes
 from common.prototypes import PrototypeSet
 from common.run_config import attack_text
 from common.settings import RunSettings, check_deployable, inspect_run
 from common.storage import GlobalState
+from common.versions import processor
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from server.run.accounting import PrivacyAccount
@@ -26,12 +27,14 @@ from server.run.attacked import AttackedEngine
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.engine import ENOUGH, Engine, Failure
 from server.run.events import Listener
+from server.run.files import EVALUATED, OWN, SHARED, End
 from server.run.measures import described
 from server.run.records import Recorder
-from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, best_of, open_run, take_over
+from server.run.resume import INTERRUPTED, ResumeCheck, RunStart, open_run, take_over
 from server.run.schema import REPLIES
 from server.run.signals import Terminated
 from strategies.core.federation import Closing, Federation, Outcome, Reply
+from strategies.core.last_batch import joined_clients
 from strategies.core.method import Client, Method, ServerContext
 
 KEY_BITS = 128
@@ -144,7 +147,7 @@ class RoundLoop:
             self.federation.check_fits(start.checkpoint.state)
             self.state = start.checkpoint.state
             self.run_id = start.checkpoint.run
-            self.earlier_seconds = start.checkpoint.seconds
+            self.earlier_seconds = start.seconds
             self.registry.key = self.settings.seed
             if start.checkpoint.key is not None:
                 self.registry.key = start.checkpoint.key
@@ -178,11 +181,11 @@ class RoundLoop:
         if self.trained:
             event = "resume"
             best["best"] = best_of(self.history.round_scores())
-        recorded: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         if self.settings.attack.clients:
-            recorded["attack"] = attack_text(self.settings.raw)
+            content["attack"] = attack_text(self.settings.raw)
         if self.settings.further_measures:
-            recorded["measures"] = described(self.settings.further_measures)
+            content["measures"] = described(self.settings.further_measures)
         self.history.event(
             event,
             round=self.state.round,
@@ -194,8 +197,9 @@ class RoundLoop:
             test=self.settings.test_scorers,
             validation=self.settings.validation_scorers,
             unseen=list(self.settings.unseen_domains),
-            **best,
-            **recorded,
+            told=best,
+            recorded={"scored": _scored(self.method), "bound": self.method.bound, "processor": processor()},
+            **content,
         )
         for reason in self.account.warnings(self._samples()):
             self.history.event("privacy warning", round=self.state.round, reason=reason)
@@ -209,7 +213,7 @@ class RoundLoop:
         missed = 0
         for number in range(self.state.round + 1, self.settings.train.rounds + 1):
             if self.stop():
-                self.history.event("stopped", round=number - 1)
+                self._end("stopped", {})
                 return False
             if self._out_of_patience():
                 self._stop_early()
@@ -263,14 +267,35 @@ class RoundLoop:
                     f"no client could score the last state, so there is no final score; {self._trouble(total)}"
                 )
         if self.problem:
-            self.history.event("failed", round=self.state.round, reason=self.problem)
+            self._end("failed", {}, reason=self.problem)
             return
         if spent := self.account.summary(self._samples()):
             self.history.event("privacy spent", round=self.state.round, reason=spent)
         self.recorder.warn_if_at_chance()
-        missing = dict(self._scores()[-1].missing)
-        content = {"sha256": self.state.sha256(), "missing": missing, "answers": self.history.answers()}
-        self.history.event("finish", round=self.state.round, **content)
+        self._end("finish", {"missing": dict(self._scores()[-1].missing), "answers": self.history.answers()})
+
+    def _end(self, event: str, told: Mapping[str, Any], **content: Any) -> None:
+        """Write how a run ended whose last round is done, or that was asked to stop.
+
+        Args:
+            event: one of :data:`server.run.files.ENDINGS`.
+            told: content that the listeners get.
+            content: what the file has, too.
+        """
+        samples = self._samples()
+        end = End(
+            event=event,
+            round=self.state.round,
+            sha256=self.state.sha256(),
+            seconds=round(self.seconds(), 3),
+            server_peak_bytes=peak_bytes(),
+            key=self.registry.key,
+            joined_batches=joined_clients(self.settings, self.federation.new_model, samples),
+            privacy=self.account.report(samples),
+        )
+        self.history.event(
+            event, round=end.round, told={"sha256": end.sha256, **told}, recorded=end.content(), **content
+        )
 
     def _scores(self) -> list[RoundScore]:
         """The scores that are the run's result: on test sets, or on validation samples if test sets are not used."""
@@ -310,10 +335,6 @@ class RoundLoop:
             attempt=self.federation.attempt,
             counted=self.federation.counted,
         )
-
-    def privacy_report(self) -> dict[str, Any] | None:
-        """Return what has been released so far; ``None`` without differential privacy."""
-        return self.account.report(self._samples())
 
     def _sent_parts(self) -> dict[str, bool]:
         return {"prototypes": self.method.prototypes_from != "none", "weights": bool(self.server.shared)}
@@ -483,6 +504,14 @@ class RoundLoop:
             replies, late = self.federation.in_time(replies, closing)
             failures += [Failure(reply.client, "late", ENOUGH) for reply in late]
         return replies, failures
+
+
+def _scored(method: Method) -> str:
+    if not method.trains:
+        return EVALUATED
+    if method.personal:
+        return OWN
+    return SHARED
 
 
 def _secret_key(settings: RunSettings) -> int:

@@ -106,6 +106,22 @@ class FinalMeasure(MeasureShape):
     resolution: NotRequired[Finite]
 
 
+class Privacy(TypedDict):
+    """What a run released; older versions did not record the conditions of an epsilon."""
+
+    unit: Literal["sample", "client"]
+    neighbours: NotRequired[Text]
+    delta: Finite
+    covers: list[Text]
+    unprotected: list[Text]
+    randomness: NotRequired[list[Text]]
+    releases: dict[Text, Integer]
+    epsilon: dict[Text, Finite | None]
+    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
+    conditions: NotRequired[list[Text]]
+    warnings: NotRequired[list[Text]]
+
+
 class Event(TypedDict):
     """A line of ``events.jsonl``. Fields that are shown are checked for their type; other fields are free."""
 
@@ -119,12 +135,9 @@ class Event(TypedDict):
     class_counts: NotRequired[ClassCounts]
     samples: NotRequired[Integer]
     seconds: NotRequired[Finite]
-    accuracy: NotRequired[dict[str, Finite]]
     average: NotRequired[Finite]
-    worst: NotRequired[Finite]
     metric: NotRequired[Text]
     measures: NotRequired[dict[Text, MeasureShape]]
-    missing: NotRequired[Missing]
     attack: NotRequired[Text]
     values: NotRequired[dict[Text, dict[Text, Finite | None]]]
     resolution: NotRequired[dict[Text, Finite]]
@@ -134,8 +147,17 @@ class Event(TypedDict):
     reason: NotRequired[str]
     counted: NotRequired[Integer]
     registered: NotRequired[Integer]
-    answers: NotRequired[dict[Text, Integer]]
-    sha256: NotRequired[str]
+    sha256: NotRequired[Text]
+    server_peak_bytes: NotRequired[Integer]
+    key: NotRequired[Key | None]
+    joined_batches: NotRequired[list[Text]]
+    privacy: NotRequired[Privacy]
+    split: NotRequired[Text]
+    scored: NotRequired[Text]
+    bound: NotRequired[Literal["lower", "upper"] | None]
+    processor: NotRequired[dict[Text, Text]]
+    best: NotRequired[int]
+    patience: NotRequired[Integer]
 
 
 class Scores(TypedDict):
@@ -169,22 +191,6 @@ class EarlyStop(TypedDict):
     rounds_planned: Integer
     patience: Integer
     best_round: Integer
-
-
-class Privacy(TypedDict):
-    """What a run released; older versions did not record the conditions of an epsilon."""
-
-    unit: Literal["sample", "client"]
-    neighbours: NotRequired[Text]
-    delta: Finite
-    covers: list[Text]
-    unprotected: list[Text]
-    randomness: NotRequired[list[Text]]
-    releases: dict[Text, Integer]
-    epsilon: dict[Text, Finite | None]
-    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
-    conditions: NotRequired[list[Text]]
-    warnings: NotRequired[list[Text]]
 
 
 class CountsLess(TypedDict):
@@ -253,12 +259,15 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
 }
 """Of the entries of each file, by its name."""
 
+END = ("sha256", "seconds", "server_peak_bytes", "key")
+"""What the event has that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
+
 NEEDED = {
-    "score": ("round", "accuracy", "average", "worst"),
-    "validation": ("round", "accuracy", "average", "worst"),
-    "start": ("round", "rounds", "clients", "method", "data"),
-    "resume": ("round", "rounds", "clients", "method", "data"),
-    "registered": ("client", "domain", "class_counts"),
+    "score": ("round",),
+    "validation": ("round",),
+    "start": ("round", "rounds", "clients", "method", "data", "scored", "processor"),
+    "resume": ("round", "rounds", "clients", "method", "data", "scored", "processor"),
+    "registered": ("client", "domain", "class_counts", "samples", "split"),
     "registration lost": ("client", "reason"),
     "registration refused": ("client", "reason"),
     "missing": ("clients",),
@@ -276,7 +285,7 @@ NEEDED = {
     "stopped early": ("round", "rounds", "best", "patience"),
     "failed": ("round", "reason"),
     "interrupted": ("reason",),
-    "finish": ("round", "sha256"),
+    "finish": ("round", *END),
 }
 """What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""
 
@@ -295,8 +304,13 @@ def reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+def check_lines(path: Path, lines: Sequence[dict[str, Any]], first: int = 0) -> None:
     """Check that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, hold what they are read for.
+
+    Args:
+        path: the file.
+        lines: some of its lines.
+        first: the number of lines before them.
 
     Raises:
         ConfigError: the first that does not, and what is wrong in it.
@@ -309,7 +323,8 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         found = error.errors(include_url=False)[0]
         place, *key = found["loc"]
         shown = printable(repr(found["input"]))[:100]
-        raise _odd(path, int(place), f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}") from error
+        problem = f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}"
+        raise _odd(path, first + int(place), problem) from error
     if path.name == SCORES:
         _check_confusions(path, lines)
 
@@ -339,6 +354,8 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
     for number, event in enumerate(events):
         name: str = event["event"]
         needed = ("round", "client", "reason") if name.startswith("client ") else NEEDED.get(name, ())
+        if "sha256" in event:
+            needed = (*needed, *END)
         if missing := [key for key in needed if key not in event]:
             raise _odd(path, number, f"{missing[0]}: is missing of {printable(name)[:100]!r}")
 
@@ -359,6 +376,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         found = list(stream_lines(path))
     check_lines(path, found)
     return found
+
+
+def stream_checked(path: Path) -> Iterator[dict[str, Any]]:
+    """Return the lines of one of a run's three files one at a time, checked, without those that a crash cut short.
+
+    Raises:
+        ConfigError: a line is not as a run writes it.
+    """
+    with reading(path):
+        for number, line in enumerate(stream_lines(path)):
+            check_lines(path, [line], number)
+            yield line
 
 
 def stream_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ from goldfinch.commands import sweep as sweep_module
 from goldfinch.commands.listing import description
 from goldfinch.commands.program import items_of
 from goldfinch.commands.sweep import plan
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 TOP: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 
@@ -303,7 +303,7 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
         group, _, name = key.partition(".")
         recorded[group][name] = neutral
     (place / "config.yaml").write_text(yaml.safe_dump(recorded))
-    again = settings_of(changed_config(RunFolder(place).config, []))
+    again = settings_of(changed_config(RunRecord(place).config, []))
     assert again.identity == whole["identity"]
     assert again.output_folder == place
     assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0

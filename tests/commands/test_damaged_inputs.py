@@ -24,7 +24,7 @@ from support.faults import small_disk, trials
 from common import choices
 from goldfinch.cli import main
 from goldfinch.commands.program import TRACEBACK
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
 from server.run.rounds import KEY_BITS
@@ -306,7 +306,7 @@ def test_the_key_of_a_deployment_is_larger_than_other_numbers(folder: Path) -> N
     key = 2**KEY_BITS - 1
     record = folder / "summary.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "key": key}))
-    assert RunFolder(folder).summary["key"] == key
+    assert RunRecord(folder).summary["key"] == key
 
 
 def with_entry(path: Path, *keys: str) -> None:

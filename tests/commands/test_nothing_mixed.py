@@ -15,9 +15,9 @@ from common.errors import ConfigError
 from common.settings import RunSettings
 from goldfinch.cli import main
 from goldfinch.commands.sweep import Job, check_folder, default_output
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
-from goldfinch.results.run import RunFolder, find_runs
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 
@@ -101,7 +101,7 @@ def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> No
     run(toy_settings("fedavg", tmp_path / "trial", seed=1000))
     config = tmp_path / "trial" / "config.yaml"
     config.write_text(config.read_text().replace("  test: true", "  test: false"))
-    assert not RunFolder(tmp_path / "trial").scored
+    assert not RunRecord(tmp_path / "trial").scored
     boards = group_runs([found for found in find_runs([str(tmp_path)]) if found.scored])
     assert [group.seeds for board in boards for group in board.groups] == [[0]]
 
@@ -121,9 +121,9 @@ def test_a_page_names_the_code_that_ran() -> None:
 def test_a_run_resumed_with_other_code_is_marked(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     run(settings)
-    assert RunFolder(tmp_path).code == settings.code
+    assert RunRecord(tmp_path).code == settings.code
     with (tmp_path / "events.jsonl").open("a") as stream:
         stream.write(json.dumps({"event": "code changed", "time": 0.0, "round": 1, "reason": "common/x.py"}) + "\n")
     (tmp_path / "summary.json").unlink()
     run(toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True))
-    assert RunFolder(tmp_path).code == f"{settings.code} (changed)"
+    assert RunRecord(tmp_path).code == f"{settings.code} (changed)"

@@ -23,7 +23,7 @@ from common.errors import ConfigError
 from common.storage import GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
-from goldfinch.results.run import RunFolder as Finished
+from goldfinch.record import RunRecord as Finished
 from server.run.checkpoint import Checkpoints
 from strategies.core.robust import GeometricMedian
 

@@ -16,7 +16,7 @@ from common.prototypes import PrototypeSet
 from common.scores import COLUMNS, score_row
 from common.storage import GlobalState, read_tensors, write_tensors
 from goldfinch.commands.report import write_csv
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import bytes_total
 from server.run.history import REPLY_COLUMNS, History, reply_row
@@ -238,11 +238,11 @@ def test_a_run_of_an_earlier_version_is_refused_in_plain_words_and_kept(tmp_path
     (tmp_path / "best").mkdir()
     before = sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*"))
     longer = toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True)
-    for action in (lambda: run(longer), lambda: RunFolder(tmp_path).round_scores, lambda: RunFolder(tmp_path).replies):
+    for action in (lambda: run(longer), lambda: RunRecord(tmp_path).round_scores, lambda: RunRecord(tmp_path).replies):
         with pytest.raises(ConfigError, match=r"earlier version: it has history\.csv.*overwrite=true"):
             action()
     assert sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*")) == before
     again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
-    assert len(RunFolder(again.folder).round_scores) == 2
+    assert len(RunRecord(again.folder).round_scores) == 2
     assert not (tmp_path / "history.csv").exists()
     assert not (tmp_path / "best").exists()

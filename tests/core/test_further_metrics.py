@@ -39,9 +39,9 @@ from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
 from goldfinch.cli import main
 from goldfinch.commands.evaluate import measures
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.trackers.scalars import scalars
 from server.run.measures import resolutions_of
 from server.run.schema import read_lines
@@ -284,7 +284,7 @@ def test_trackers_get_the_metrics_by_client_and_by_domain(runs: Mapping[str, Run
 def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
     """The one with the lowest average; tests/core/test_validation.py has a metric of which higher is better."""
     done = run(measured(tmp_path, "protocol.validation=0.3", f"rounds.metric={metric}", train={"rounds": 4}))
-    scores = [score for score in RunFolder(tmp_path).validation_scores if score.round and not score.missing]
+    scores = [score for score in RunRecord(tmp_path).validation_scores if score.round and not score.missing]
     assert len(scores) == 4
     averages = {score.round: score.average for score in scores}
     chosen = min(averages, key=lambda number: averages[number])
@@ -488,7 +488,7 @@ def test_a_record_is_read_without_importing_the_metric(
     assert main(["table", str(folder), "--metric", "class_f1"]) == 0
     assert "F1 of one class" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="imported only if you name it"):
-        _ = RunFolder(folder / "fedavg-0").settings
+        _ = RunRecord(folder / "fedavg-0").settings
 
 
 def test_a_metric_is_checked_alone() -> None:

@@ -20,7 +20,7 @@ from common.errors import ConfigError
 from common.settings import RoundSettings, load_settings
 from common.wire.messages import Answer, header_of
 from common.wire.payload import Payload
-from goldfinch.results.run import RunFolder as Record
+from goldfinch.record import RunRecord as Record
 from goldfinch.trackers.live import LiveView
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine

@@ -24,8 +24,8 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.commands.export import export
 from goldfinch.commands.sweep import Job, privacy_lines
+from goldfinch.record import RunRecord
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import RunFolder
 from goldfinch.study.rules import Rules, entrants_of
 from server.run.accounting import (
     LEDGER,
@@ -311,7 +311,7 @@ def test_a_run_that_has_not_ended_reports_what_it_released_so_far(tmp_path: Path
     assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
     assert set(content["clients"]) == set(done.summary["clients"])
     (tmp_path / "summary.json").unlink()
-    assert RunFolder(tmp_path).privacy == done.summary["privacy"]
+    assert RunRecord(tmp_path).privacy == done.summary["privacy"]
 
 
 def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:

@@ -22,7 +22,7 @@ from common.losses import balanced_weights, cross_entropy
 from common.run_config import ADDED_SETTINGS
 from common.settings import RunSettings, TrainSettings, load_settings
 from goldfinch.commands.sweep import Job
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.events import describe
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
@@ -157,7 +157,7 @@ def test_a_run_without_improvement_stops_with_a_message(method: str, scored_afte
     assert found.summary["scores"]["final"]["accuracy"].keys() == {"bright", "dark", "noisy"}
     line = describe("stopped early", dict(found.events)["stopped early"], 9)
     assert f"stopped early after round {done} of 9" in line
-    stored = RunFolder(tmp_path)
+    stored = RunRecord(tmp_path)
     assert (stored.status, stored.stopped_early) == ("finished", True)
 
 
@@ -170,7 +170,7 @@ def test_a_run_that_improves_is_whole(tmp_path: Path) -> None:
 def test_a_run_that_stopped_early_ends_again_and_goes_on_with_more_patience(tmp_path: Path) -> None:
     settings = patient("fedavg", tmp_path)
     first = run(settings)
-    [group] = all_groups([RunFolder(tmp_path)])
+    [group] = all_groups([RunRecord(tmp_path)])
     assert group.label == f"fedavg (stopped early after round {first.summary['rounds']})"
     assert Job((), settings, "same").finished()
     assert not Job((), patient("fedavg", tmp_path, patience=3), "more patience").finished()

@@ -17,9 +17,9 @@ from common.choices import choices_of
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_frame, score_sheet
 from goldfinch.results.groups import Board, comparable, group_runs, leader, ranked
-from goldfinch.results.run import RunFolder
 from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
@@ -36,7 +36,7 @@ def test_one_client_has_the_images_of_all_and_scores_all_domains(tmp_path: Path)
 
 
 def test_it_holds_what_the_clients_of_the_protocol_hold(tmp_path: Path) -> None:
-    record = RunFolder(tmp_path)
+    record = RunRecord(tmp_path)
     settings = toy_settings("pooled", tmp_path, overrides=("protocol.fraction=0.5", "protocol.validation=0.2"))
     record.__dict__["settings"] = settings
     (client,) = record.clients
@@ -104,7 +104,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     found = []
     for method in ("pooled", "single_set", "fedavg", "fedprox"):
         done = run(toy_settings(method, folder / method, train={"rounds": 1}))
-        found.append(RunFolder(done.folder))
+        found.append(RunRecord(done.folder))
     (only,) = group_runs(found)
     return only
 
@@ -129,11 +129,11 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
 
 def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((board.groups[-1].runs[0].folder / "config.yaml").read_text())
-    assert RunFolder(tmp_path).bound == "upper"
+    assert RunRecord(tmp_path).bound == "upper"
     summary = dict(board.groups[-1].runs[0].summary)
     del summary["bound"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert RunFolder(tmp_path).bound is None, "of a run from before bounds were recorded"
+    assert RunRecord(tmp_path).bound is None, "of a run from before bounds were recorded"
 
 
 def test_bounds_are_lines_in_figures(board: Board) -> None:

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.models.mixed import Aligned, Mixed, network
 from common.models.specs import ModelSpec, ResNet10, Small, TorchvisionResNet
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from strategies.core.federation import Federation
 from strategies.core.method import build_model
 
@@ -82,7 +82,7 @@ def test_clients_with_different_networks_learn_and_are_exported(
     settings = settings_of(method, tmp_path / "run", hyper=hyper, train={"rounds": 6})
     done = run(settings)
     assert done.averages()[-1] > 40, "chance is 25"
-    folder = RunFolder.open(tmp_path / "run")
+    folder = RunRecord.open(tmp_path / "run")
     for client, name in (("dark-0", "DigitCNN"), ("noisy-0", "DigitCNNPooled"), ("bright-0", "Small")):
         to = tmp_path / client
         description = export(tmp_path / "run", to, client=client)

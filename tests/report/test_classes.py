@@ -15,11 +15,11 @@ from support.toy import CLASSES, DOMAINS, Toy
 
 import goldfinch as gf
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.classes import LOWEST, ClassTable, class_tables
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report import results
 from goldfinch.results.report.page import render
-from goldfinch.results.run import find_runs
 from tests.support.records import Line, rewrite, without_counts
 
 NAMES = list(Toy().class_names)

@@ -13,10 +13,10 @@ from support.scored import all_groups, scored_run
 from support.toy import toy_settings
 
 from goldfinch.commands.figure import named_groups
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_sheet
 from goldfinch.results.groups import Board, group_runs
 from goldfinch.results.report.page import render as page_of
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.table import table_text
 
 
@@ -125,9 +125,9 @@ def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, t
     content = json.loads((folder / "summary.json").read_text())
     recorded = content.pop("code")
     (folder / "summary.json").write_text(json.dumps(content))
-    assert RunFolder(folder).code == recorded
+    assert RunRecord(folder).code == recorded
     (folder / "code.json").unlink()
-    assert RunFolder(folder).code == "unknown"
+    assert RunRecord(folder).code == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, t
 def test_a_partition_that_follows_the_seed_is_one_row(
     pairs: list[tuple[int, int | None]], rows: list[list[int]]
 ) -> None:
-    runs: list[RunFolder] = []
+    runs: list[RunRecord] = []
     for seed, partition in pairs:
         settings = {"protocol.partition_seed": partition}
         runs.append(scored_run(50.0 + len(runs), seed=seed, settings=settings))

@@ -17,10 +17,10 @@ import goldfinch as gf
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, metric_of
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
 from goldfinch.results.report.results import metric_boards
-from goldfinch.results.run import find_runs
 from server.run.schema import read_lines
 from tests.support.records import without_counts
 

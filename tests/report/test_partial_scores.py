@@ -22,12 +22,12 @@ from common.wire.messages import Request
 from goldfinch.cli import main
 from goldfinch.commands.figure import bars_of
 from goldfinch.commands.sweep import plan
+from goldfinch.record import RunRecord
 from goldfinch.results.figures.charts import score as figure_score
 from goldfinch.results.frames import partial_notes, score_frame, score_sheet
 from goldfinch.results.groups import Board, Group, leader, ranked
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
@@ -62,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def group(label: str, *runs: Path) -> Group:
-    return Group(label, [RunFolder(each) for each in runs])
+    return Group(label, [RunRecord(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -103,14 +103,14 @@ def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Pa
 def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
     folders: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    final = RunFolder(folders["partial"]).summary["scores"]["final"]
+    final = RunRecord(folders["partial"]).summary["scores"]["final"]
     before = {name: value for name, value in final.items() if name != "missing"}
     old = with_scores(folders["partial"], tmp_path / "old", {"final": before})
-    assert RunFolder(old).rules["final"]["missing"] == {"dark": 1}
+    assert RunRecord(old).rules["final"]["missing"] == {"dark": 1}
 
 
 def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> None:
-    whole, partial = RunFolder(folders["whole"]), RunFolder(folders["partial"])
+    whole, partial = RunRecord(folders["whole"]), RunRecord(folders["partial"])
     assert sorted(curve([whole, partial])) == [0, 1]
     assert sorted(curve([partial], ["bright", "noisy"])) == [0, 1, 2, 3]
     assert partial.domains == ["bright", "dark", "noisy"]
@@ -218,10 +218,10 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     assert [name for name in columns if name in ours] == ["bright", "noisy"]
     assert [name for name in columns if name in others] == list(columns)
     assert "FedAvg" not in accuracy_against_bytes(board).panels[0].description
-    partial = RunFolder(folders["partial"])
+    partial = RunRecord(folders["partial"])
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")
-    drawn = bars_of([partial, RunFolder(folders["other"])], "final")
+    drawn = bars_of([partial, RunRecord(folders["other"])], "final")
     (axes,) = drawn.axes
     assert "without dark (last scored in round 1)" in " ".join(drawn.get_suptitle().split())
     counts = sorted(len(each.patches) for each in axes.containers if hasattr(each, "patches"))
@@ -244,7 +244,7 @@ def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mapping[str, Path]) -> None:
-    record = RunFolder(left_out["dark"])
+    record = RunRecord(left_out["dark"])
     assert record.summary["unseen"] == ["dark"]
     final = record.rules["final"]
     accuracy = final["accuracy"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from chromium import Browser, find_chromium
 
+from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render, write_report
-from goldfinch.results.run import find_runs
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 

@@ -16,9 +16,9 @@ from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.overrides import repeat_command
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import find_runs
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import yaml
 from support.scored import scored_run
 
 from goldfinch.cli import main
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_frame
 from goldfinch.results.groups import Board, group_runs
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.table import table_text
 from tests.support.records import rewrite
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunFolder:
+def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunRecord:
     return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
@@ -90,7 +90,7 @@ def test_the_suffix_is_the_format(name: str, begin: str, folder: Path, tmp_path:
 def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(folder), "--format", "json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
-    assert table["rows"][0]["state_sha256"] == [RunFolder(folder / "run").state_sha256]
+    assert table["rows"][0]["state_sha256"] == [RunRecord(folder / "run").state_sha256]
 
 
 # ---- chosen columns --------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path
     (group,) = board.groups
     assert "scored on" not in group.label
     summary = json.loads((place / "summary.json").read_text())
-    lines = RunFolder(place).all_scores
+    lines = RunRecord(place).all_scores
     assert summary["images"] == {line["domain"]: line["count"] for line in lines}
     domain = next(iter(summary["images"]))
     summary["images"][domain] = 50

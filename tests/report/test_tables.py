@@ -9,19 +9,19 @@ import pytest
 from support.scored import all_groups, scored_run
 
 from common.errors import ConfigError
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, leader, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.run import RunFolder
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.table import smaller_tables, table_text
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunFolder:
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunRecord:
     return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
-def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
+def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunRecord]:
     """A run for each average, with seeds 0, 1, ..."""
     return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
 
@@ -56,7 +56,7 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     ],
     ids=["beyond the interval", "within the interval", "other seeds", "one of two within the interval"],
 )
-def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFolder], found: str | None) -> None:
+def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunRecord], found: str | None) -> None:
     groups = all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])
     best = leader(groups)
     assert (best.label if best else None) == found
@@ -92,7 +92,7 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
-    own = RunFolder(tmp_path / "a run")
+    own = RunRecord(tmp_path / "a run")
     registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
     vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line, agreement
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value, curve
 from server.run.history import append_lines
 
@@ -171,4 +171,4 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
     for number, domain, count, correct in [(1, "a", 10, 5), (1, "b", 10, 10), *second, *third]:
         scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
         append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
-    assert curve([RunFolder(tmp_path)]) == {1: Value(75.0, None), 2: Value(60.0, None)}
+    assert curve([RunRecord(tmp_path)]) == {1: Value(75.0, None), 2: Value(60.0, None)}

@@ -19,8 +19,8 @@ from goldfinch.commands import reproduce as command
 from goldfinch.commands import sweep
 from goldfinch.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
 from goldfinch.commands.sweep import Job, execute
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
-from goldfinch.results.run import RunFolder
 from tests.support.runs import run
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
@@ -101,7 +101,7 @@ def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
     console = quiet()
     path = reproduce(ReproductionRequest(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
     content = json.loads(path.with_suffix(".json").read_text())["rows"][0]
-    summary = RunFolder.open(Path(content["folders"]["0"])).summary
+    summary = RunRecord.open(Path(content["folders"]["0"])).summary
     found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", output_of(console))
     assert found
     assert found[1] == f"{content['average']:.2f}" == f"{summary['scores']['last_n']['average']:.2f}"
@@ -114,7 +114,7 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[ReproductionR
     _, path, _ = done
     content = json.loads(path.with_suffix(".json").read_text())
     for row in content["rows"]:
-        scores = [RunFolder.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
+        scores = [RunRecord.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
         assert len(scores) == 2
         mean = sum(score["average"] for score in scores) / 2
         assert row["average"] == pytest.approx(mean)
@@ -195,7 +195,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "1 runs, 0 finished already" in output_of(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
-    assert RunFolder.open(mine.parent).summary["state_sha256"] == RunFolder.open(twin).summary["state_sha256"]
+    assert RunRecord.open(mine.parent).summary["state_sha256"] == RunRecord.open(twin).summary["state_sha256"]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from common.errors import ConfigError, EngineError
 from common.settings import load_settings
 from common.versions import code_sha256
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
 from goldfinch.study.ranking import StudyRun
@@ -72,7 +72,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
         if stated.kind == "final":
             assert stated.number == stated.study, "each study has a seed of its own"
             place = compared / stated.method / IN_DOMAIN / f"study-{stated.study}"
-            run = RunFolder(place / f"seed-{stated.number}")
+            run = RunRecord(place / f"seed-{stated.number}")
             assert run.seed == stated.number < STUDY_SEED
             assert run.options["protocol.partition_seed"] is None
             assert stated.state_sha256 == run.checkpoint.state.sha256()
@@ -91,7 +91,7 @@ def test_what_a_study_found_gives_the_same_hash_again(compared: Path, tmp_path: 
     best = compared / stated.method / IN_DOMAIN / f"study-{stated.study}" / "best.yaml"
     words = ["run", *TINY, f"tuned={best}", "protocol.partition_seed=null", f"seed={stated.number}"]
     assert main([*words, f"output={tmp_path / 'again'}", "--quiet"]) == 0
-    assert RunFolder(tmp_path / "again").state_sha256 == stated.state_sha256
+    assert RunRecord(tmp_path / "again").state_sha256 == stated.state_sha256
 
 
 def test_the_page_has_the_command_and_each_method(compared: Path) -> None:
@@ -180,9 +180,9 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
         search.run_here(words, tmp_path / "parted", stop=interrupt)
     asked.clear()
     search.run_here(words, tmp_path / "parted", lambda name, entry: seen.append(f"{name} {entry.get('round')}"))
-    assert RunFolder(tmp_path / "parted").state_sha256 == RunFolder(tmp_path / "whole").state_sha256
+    assert RunRecord(tmp_path / "parted").state_sha256 == RunRecord(tmp_path / "whole").state_sha256
     assert {"validation 1", "validation 2", "validation 3"} <= set(seen), "also those of the part before"
-    assert any(entry["event"] == "resume" for entry in RunFolder(tmp_path / "parted").events)
+    assert any(entry["event"] == "resume" for entry in RunRecord(tmp_path / "parted").events)
 
 
 def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> Non
     assert [run.case for run in finals] == ["leave_out:handwritten", "leave_out:printed"]
     for stated in finals:
         domain = stated.case.partition(":")[2]
-        run = RunFolder(tmp_path / "out" / "fedavg" / f"leave_out-{domain}" / "study-0" / "seed-0")
+        run = RunRecord(tmp_path / "out" / "fedavg" / f"leave_out-{domain}" / "study-0" / "seed-0")
         assert list(run.registrations) == [f"{other}-0" for other in ("handwritten", "printed") if other != domain]
         assert stated.score == stated.accuracy[domain]
 

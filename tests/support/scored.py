@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from goldfinch.record import RunRecord
 from goldfinch.results.groups import Group, group_runs
-from goldfinch.results.run import RunFolder
 
 
 def scored_run(
@@ -19,7 +19,7 @@ def scored_run(
     domains: tuple[str, str] = ("a", "b"),
     missing: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
-) -> RunFolder:
+) -> RunRecord:
     """A run with this average over two domains that differ by two points, and a state of its own.
 
     Args:
@@ -46,13 +46,13 @@ def scored_run(
         "scores": {"final": score},
         "bytes": {"up": 1, "down": 1},
     }
-    run = RunFolder(Path(f"{method}-{seed}"))
+    run = RunRecord(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
     vars(run).update(options=options, summary=summary, config={"seed": seed})
     return run
 
 
-def all_groups(runs: Sequence[RunFolder]) -> list[Group]:
+def all_groups(runs: Sequence[RunRecord]) -> list[Group]:
     """The rows of all tables of runs."""
     found: list[Group] = []
     for board in group_runs(runs):

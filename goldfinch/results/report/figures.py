@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError
+from goldfinch.record import RunRecord
 from goldfinch.results.curves import (
     AVERAGE,
     WORST,
@@ -25,14 +26,14 @@ from goldfinch.results.figures.prototypes import prototype_figure
 from goldfinch.results.groups import Board, run_name
 from goldfinch.results.report.results import metric_boards, total_bytes
 from goldfinch.results.rows import Row
-from goldfinch.results.run import RunFolder
 from goldfinch.results.seeds import Value
+from goldfinch.run_model import RunModel
 
 MAX_DETAILED = 8
 """Largest number of runs that all have confusion matrices; of more, only the first seed of each row."""
 
 MAX_PICTURES = 6
-"""Groups whose prototypes are shown."""
+"""Rows whose prototypes are shown."""
 
 MISTAKES = 3
 """Mistakes that are named below a confusion matrix."""
@@ -127,7 +128,7 @@ def _labels(board: Board) -> list[str]:
     return [row.label for row in board.rows]
 
 
-def _curves(board: Board, curves: Callable[[RunFolder], Curves]) -> dict[str, Series]:
+def _curves(board: Board, curves: Callable[[RunRecord], Curves]) -> dict[str, Series]:
     """Return the values of each curve by the label of each row; a row without the curve has no values."""
     by_row = {row.label: over_seeds(row.runs, curves) for row in board.rows}
     names: dict[str, None] = {}
@@ -232,7 +233,7 @@ def accuracy_against_bytes(board: Board) -> Shown:
     return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
 
 
-def _whole(row: Row[RunFolder], column: str) -> Value | None:
+def _whole(row: Row[RunRecord], column: str) -> Value | None:
     """Return a row's final score; ``None`` if it lacks the score, or a part of it."""
     value = row.value(column, "final")
     if value is None or value.partial:
@@ -256,19 +257,23 @@ def confusion(boards: Sequence[Board]) -> list[Shown]:
     return found
 
 
-def confusion_counts(run: RunFolder) -> tuple[int, dict[str, np.ndarray]]:
+def confusion_counts(run: RunRecord) -> tuple[int, dict[str, np.ndarray]]:
     """Return the last round with confusion counts, and the counts of each domain, ``[K, K]``, true classes in rows.
 
     The counts of several clients that scored the same domain, each with its own model, are added up.
     """
     size = len(run.class_names)
-    lines = [line for line in run.confusions if int(line["classes"]) == size]
+    lines: list[Mapping[str, Any]] = []
+    for line in run.test_lines:
+        if "confusion" in line and line["confusion"]["classes"] == size:
+            lines.append(line)
     last = max([int(line["round"]) for line in lines], default=0)
     found: dict[str, np.ndarray] = {}
     for line in lines:
         if int(line["round"]) == last:
             matrix = found.setdefault(str(line["domain"]), np.zeros((size, size), dtype=np.int64))
-            np.add.at(matrix, (line["true"], line["predicted"]), line["count"])
+            cells = line["confusion"]
+            np.add.at(matrix, (cells["true"], cells["predicted"]), cells["count"])
     return last, {name: found[name] for name in run.domains if name in found}
 
 
@@ -290,7 +295,7 @@ def _matrix(domain: str, counts: np.ndarray, names: Sequence[str]) -> Drawing:
     return Drawing(heading, drawing, f"Confusion matrix of {heading} right. {note}", note)
 
 
-def class_samples(run: RunFolder) -> Shown | None:
+def class_samples(run: RunRecord) -> Shown | None:
     """Draw the training samples of each client by class; ``None`` if no client registered them."""
     counts: dict[str, Sequence[int]] = {}
     for client, entry in run.registrations.items():
@@ -307,10 +312,10 @@ def class_samples(run: RunFolder) -> Shown | None:
     return Shown("Training samples of each client by class.", (), [Drawing("", drawing, f"{'; '.join(words)}.")])
 
 
-def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunFolder]]:
+def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunRecord]]:
     """Return the runs that have confusion matrices in the page, with their names."""
     every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
-    found: list[tuple[str, RunFolder]] = []
+    found: list[tuple[str, RunRecord]] = []
     for board in boards:
         for row in board.rows:
             for run in row.runs:
@@ -327,12 +332,12 @@ def prototypes(boards: Sequence[Board]) -> list[Shown]:
     found: list[Shown] = []
     for board in boards:
         for row in board.rows:
-            run = row.runs[0]
-            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in run.pages):
+            model = RunModel(row.runs[0])
+            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in model.pages):
                 continue
-            name = run_name(row, run)
+            name = run_name(row, row.runs[0])
             try:
-                drawing = prototype_figure(run, "pca", per_domain=0, title="")
+                drawing = prototype_figure(model, "pca", per_domain=0, title="")
             except ConfigError:  # vectors are too few, or all equal
                 continue
             found.append(Shown(name, (), [Drawing("", drawing, f"Prototypes of {name} in the plane, by round.")]))

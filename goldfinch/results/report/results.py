@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
+from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassTable, class_tables
 from goldfinch.results.frames import score_frame, table_notes
 from goldfinch.results.groups import Board
 from goldfinch.results.rows import KnownRun, Row, best_row
-from goldfinch.results.run import RunFolder
+from goldfinch.run_model import RunModel
 from server.run.accounting import largest_epsilon
 from server.run.events import describe
 
@@ -48,7 +49,7 @@ def title(boards: Sequence[Board]) -> str:
     return f"{shown} on {listing(list(data))}{under}"
 
 
-def worst_domain(row: Row[RunFolder], domains: Sequence[str]) -> str:
+def worst_domain(row: Row[RunRecord], domains: Sequence[str]) -> str:
     """Return the domain with the lowest mean accuracy."""
     means: list[tuple[float, str]] = []
     for name in domains:
@@ -67,7 +68,7 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     statuses: Counter[str] = Counter()
     for board in boards:
         for run in board.runs:
-            seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
+            seconds.append(_wall_seconds(run))
             traffic.append(total_bytes(run))
             requests += len(run.replies)
             for row in run.replies:
@@ -95,7 +96,9 @@ def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _wall_seconds(run: RunFolder) -> float:
+def _wall_seconds(run: RunRecord) -> float:
+    if run.facts.end is not None:
+        return run.facts.end.seconds
     if not run.events:
         return 0.0
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
@@ -171,10 +174,10 @@ def _average_recall(row: Row[KnownRun]) -> float:
     return value.mean
 
 
-def score_rows(board: Board, rule: str) -> list[tuple[Row[RunFolder], list[dict[str, Any]]]]:
+def score_rows(board: Board, rule: str) -> list[tuple[Row[RunRecord], list[dict[str, Any]]]]:
     """Return each row with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
     frame = score_frame(board, rule)
-    found: list[tuple[Row[RunFolder], list[dict[str, Any]]]] = []
+    found: list[tuple[Row[RunRecord], list[dict[str, Any]]]] = []
     for row in board.rows:
         found.append((row, frame[frame["method"] == row.label].to_dict("records")))
     return found
@@ -195,7 +198,7 @@ def partial_groups(board: Board) -> list[tuple[str, str]]:
     return found
 
 
-def client_rows(run: RunFolder) -> list[dict[str, Any]]:
+def client_rows(run: RunRecord) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
     ``trained`` counts the exchanges in which the client trained and its update was used; each of
@@ -203,7 +206,7 @@ def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     not used. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for client, entry in run.registrations.items():
+    for client, entry in run.facts.registrations.items():
         rows[client] = _client(client, entry)
     for row in run.replies:
         client, status = str(row["client"]), str(row["status"])
@@ -241,7 +244,7 @@ def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
-def cost(run: RunFolder) -> dict[str, dict[str, float]]:
+def cost(run: RunRecord) -> dict[str, dict[str, float]]:
     """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
     sent = {"down": _total(run, "bytes_down")}
     header = _total(run, "bytes_up")
@@ -255,17 +258,17 @@ def cost(run: RunFolder) -> dict[str, dict[str, float]]:
     return {"bytes": sent, "seconds": seconds}
 
 
-def _total(run: RunFolder, column: str) -> float:
+def _total(run: RunRecord, column: str) -> float:
     """Return the sum of a column of ``replies.jsonl``."""
     return sum(float(row.get(column) or 0) for row in run.replies)
 
 
-def total_bytes(run: RunFolder) -> float:
+def total_bytes(run: RunRecord) -> float:
     """Return the bytes of a run's messages, both ways."""
     return sum(cost(run)["bytes"].values())
 
 
-def mean_cost(row: Row[RunFolder], what: str) -> dict[str, float]:
+def mean_cost(row: Row[RunRecord], what: str) -> dict[str, float]:
     """Return the parts of a row's cost, and ``all``, their sum: the mean over its runs; see :func:`cost`."""
     costs = [cost(run)[what] for run in row.runs]
     found: dict[str, float] = {}
@@ -274,7 +277,7 @@ def mean_cost(row: Row[RunFolder], what: str) -> dict[str, float]:
     return {**found, "all": sum(found.values())}
 
 
-def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
+def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
     """Return the events that do not occur in every round.
 
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
@@ -298,7 +301,7 @@ def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: RunFolder) -> str:
+def headline(run: RunRecord) -> str:
     """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
     trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -308,7 +311,7 @@ def headline(run: RunFolder) -> str:
     return STATES[run.status]
 
 
-def setting_rows(rows: Sequence[Row[RunFolder]]) -> list[tuple[str, list[str]]]:
+def setting_rows(rows: Sequence[Row[RunRecord]]) -> list[tuple[str, list[str]]]:
     """Return the settings in which the rows differ, each with its value in every row."""
     keys: dict[str, None] = {}
     for row in rows:
@@ -326,24 +329,24 @@ def setting_rows(rows: Sequence[Row[RunFolder]]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
+def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
     found: dict[str, set[str]] = {}
     for run in runs:
-        for name, version in run.summary.get("versions", {}).items():
+        for name, version in run.facts.versions.items():
             found.setdefault(str(name), set()).add(str(version))
     return {name: sorted(numbers) for name, numbers in found.items()}
 
 
-def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
     found: dict[tuple[str, str], None] = {}
     for run in runs:
-        found |= dict.fromkeys(run.summary.get("splits", {}).items())
+        found |= dict.fromkeys(run.facts.splits.items())
     return list(found)
 
 
-def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
+def privacy_rows(runs: Sequence[tuple[str, RunRecord]]) -> list[dict[str, str]]:
     """Return what each private run protects and has released.
 
     Args:
@@ -355,7 +358,7 @@ def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
     """
     rows = []
     for name, run in runs:
-        report = run.privacy
+        report = RunModel(run).privacy()
         if report is None:
             continue
         epsilon = largest_epsilon(report)
