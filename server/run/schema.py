@@ -96,16 +96,6 @@ class MeasureShape(TypedDict):
     lower_is_better: bool
 
 
-class FinalMeasure(MeasureShape):
-    """A metric that only some runs have, by domain and over domains, in the last scored round."""
-
-    domains: dict[Text, Finite]
-    average: Finite | None
-    worst: Finite | None
-    missing: NotRequired[Missing]
-    resolution: NotRequired[Finite]
-
-
 class Privacy(TypedDict):
     """What a run released; older versions did not record the conditions of an epsilon."""
 
@@ -127,6 +117,12 @@ class Event(TypedDict):
 
     event: str
     time: Annotated[float, Field(ge=0, lt=1e11)]
+    run: NotRequired[Text]
+    method: NotRequired[Text]
+    data: NotRequired[Text]
+    content: NotRequired[Text]
+    device: NotRequired[str]
+    versions: NotRequired[dict[str, str]]
     round: NotRequired[Integer]
     rounds: NotRequired[Integer]
     client: NotRequired[str]
@@ -160,94 +156,6 @@ class Event(TypedDict):
     patience: NotRequired[Integer]
 
 
-class Scores(TypedDict):
-    """A run's scores by one rule."""
-
-    round: NotRequired[Integer]
-    rounds: NotRequired[Integer]
-    accuracy: dict[Text, Finite]
-    average: Finite
-    worst: Finite
-    spread: Finite
-    missing: NotRequired[Missing]
-    validation: NotRequired[Finite]
-    validation_missing: NotRequired[Missing]
-    seen_average: NotRequired[Finite]
-    unseen_average: NotRequired[Finite]
-
-
-class Validation(TypedDict):
-    """The round that is best on validation samples."""
-
-    round: Integer
-    average: Finite
-    missing: NotRequired[Missing]
-    metric: NotRequired[Text]
-
-
-class EarlyStop(TypedDict):
-    """Why a run ended before its last round."""
-
-    rounds_planned: Integer
-    patience: Integer
-    best_round: Integer
-
-
-class CountsLess(TypedDict):
-    """The samples that a client registered, and that it counted for from a round on."""
-
-    registered: Integer
-    counted: Integer
-    round: Integer
-
-
-class Summary(TypedDict):
-    """``summary.json``, as far as others read it."""
-
-    method: Text
-    data: Text
-    protocol: Text
-    model: Text
-    seed: Integer
-    identity: Text
-    configuration: Text
-    scoring: NotRequired[Text]
-    code: NotRequired[Text]
-    rounds: Integer
-    rounds_held: NotRequired[Integer]
-    rounds_skipped: Integer
-    key: NotRequired[Key | None]
-    class_names: NotRequired[list[Text]]
-    clients: NotRequired[dict[Text, Integer]]
-    stopped_early: NotRequired[EarlyStop]
-    joined_batches: NotRequired[list[Text]]
-    scored: Text
-    bound: NotRequired[Literal["lower", "upper"] | None]
-    attack: NotRequired[Text]
-    scores: dict[str, Scores]
-    images: NotRequired[dict[Text, Integer]]
-    missing: NotRequired[Missing]
-    partial: NotRequired[bool]
-    unseen: NotRequired[list[str]]
-    accuracy: NotRequired[dict[Text, Finite]]
-    average: Finite | None
-    worst: Finite | None
-    spread: NotRequired[Finite | None]
-    validation: NotRequired[Validation]
-    metrics: NotRequired[dict[Text, FinalMeasure]]
-    answers: NotRequired[dict[Text, Integer]]
-    counts_less: NotRequired[dict[Text, CountsLess]]
-    privacy: NotRequired[Privacy]
-    state_sha256: Text
-    bytes: dict[Literal["up", "down"], Integer]
-    bytes_by_part: NotRequired[dict[Literal["up", "down"], dict[Text, Integer]]]
-    server_peak_bytes: NotRequired[Integer]
-    wall_seconds: NotRequired[Finite]
-    splits: NotRequired[dict[str, str]]
-    versions: NotRequired[dict[str, str]]
-    processor: NotRequired[dict[Text, Text]]
-
-
 MAX_RECORD = 4 * 2**30
 """Largest file of a run's record that is read, bytes."""
 
@@ -255,7 +163,6 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
     SCORES: TypeAdapter(list[ScoreLine]),
     REPLIES: TypeAdapter(list[ReplyLine]),
     EVENTS: TypeAdapter(list[Event]),
-    "summary.json": TypeAdapter(list[Summary]),
 }
 """Of the entries of each file, by its name."""
 

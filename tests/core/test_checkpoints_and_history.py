@@ -18,7 +18,7 @@ from common.storage import GlobalState, read_tensors, write_tensors
 from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.conduct import bytes_total
+from server.run.files import ReplyTotals
 from server.run.history import REPLY_COLUMNS, History, reply_row
 from server.run.schema import read_lines
 from tests.support.runs import run
@@ -170,7 +170,7 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     assert ("round done", 3) not in events(tmp_path)
     assert ("round done", 2) in events(tmp_path)
     assert [entry for entry in events(tmp_path) if entry[0] == "score"] == [("score", 0), ("score", 1)]
-    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 20, "down": 6}
+    assert ReplyTotals.of(read_lines(tmp_path / "replies.jsonl")).bytes == {"up": 20, "down": 6}
     again.add_scores([score(2, correct=7)])
     assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
 

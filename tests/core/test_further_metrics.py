@@ -42,6 +42,7 @@ from goldfinch.commands.evaluate import measures
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
+from goldfinch.run_model import RunModel
 from goldfinch.trackers.scalars import scalars
 from server.run.measures import resolutions_of
 from server.run.schema import read_lines
@@ -488,7 +489,7 @@ def test_a_record_is_read_without_importing_the_metric(
     assert main(["table", str(folder), "--metric", "class_f1"]) == 0
     assert "F1 of one class" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="imported only if you name it"):
-        _ = RunRecord(folder / "fedavg-0").settings
+        _ = RunModel(RunRecord(folder / "fedavg-0")).settings
 
 
 def test_a_metric_is_checked_alone() -> None:

@@ -122,18 +122,19 @@ def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tm
 
 def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) -> None:
     before = History(tmp_path)
-    for name, number in (("start", 0), ("round done", 1), ("score", 1), ("finish", 1)):
-        before.event(name, round=number)
+    started = {"clients": [], "rounds": 1, "method": "a", "data": "b", "scored": "global model", "processor": {}}
+    before.event("start", round=0, **started)
+    before.event("round done", round=1, seconds=1.0)
     shown: list[str] = []
     path, listeners = tmp_path / "events.jsonl", [lambda name, _: shown.append(name)]
     with _following(path, listeners) as spoke:
         after = History(tmp_path, last=1, last_scored=0)
     assert not spoke.is_set()
     with _following(path, listeners) as spoke:
-        after.event("resume", round=1)
-        after.event("score", round=1)
+        after.event("resume", round=1, **started)
+        after.event("round done", round=2, seconds=1.0)
     assert spoke.is_set()
-    assert shown == ["resume", "score"]
+    assert shown == ["resume", "round done"]
 
 
 def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
     before = RunRecord(tmp_path).round_scores[:2]  # the last one is scored again
     run(settings(tmp_path, 3, resume=True))
     assert not events(tmp_path, "interrupted")
-    (told,) = events(tmp_path, "resume")
+    (told,) = [entry for entry in RunRecord(tmp_path).told_events() if entry["event"] == "resume"]
     assert told["best"]["average"] == max(score.average for score in before)
     assert set(told["best"]) == {"bright", "dark", "noisy", "average", "worst"}
     screen = StringIO()

@@ -201,11 +201,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         prepare_output(toy_settings("fpl", tmp_path / "file" / "run"))
 
 
-@pytest.mark.parametrize("text", [None, "[]", "{"])
-def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"summary"):
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no run: config\.yaml is missing"):
+        RunRecord.open(tmp_path)
+    prepare_output(toy_settings("fedavg", tmp_path))
+    with pytest.raises(ConfigError, match=r"holds no finished run: .*goldfinch resume"):
         RunRecord.open(tmp_path)
 
 

@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_rules_of_the_records_are_those_of_the_summary(whole: Run) -> None:
     found = RunRecord(whole.folder)
     events = read_lines(whole.folder / "events.jsonl")
-    scores = RunScores(found.all_scores, events, chosen_by="macro_f1")
+    scores = RunScores(found.score_lines, events, chosen_by="macro_f1")
     assert scores.rules(int(found.config["rounds"]["last_rounds"])) == whole.summary["scores"]
     for name, entry in whole.summary["metrics"].items():
         assert found.by_metric(name).round_scores[-1].accuracy == entry["domains"]
@@ -49,7 +49,7 @@ def test_a_run_without_its_summary_has_the_same_rules(whole: Run, tmp_path: Path
     shutil.copytree(whole.folder, tmp_path / "copy")
     (tmp_path / "copy" / "summary.json").unlink()
     copy = RunRecord(tmp_path / "copy")
-    assert copy.status == "unfinished"
+    assert copy.status == "finished"
     assert by_metric(copy.folder) == by_metric(whole.folder)
     assert set(METRICS) < set(copy.measures)
 

@@ -26,6 +26,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.cli import main
 from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from strategies.core.participants import Registry
 
@@ -126,7 +127,7 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
     assert device.register().samples == len(trained)
     assert sum(device.register().class_counts) == len(trained)
     assert device.register().validation == len(validated)
-    assert torch.equal(RunRecord(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
+    assert torch.equal(RunModel(RunRecord(run(settings).folder)).train_split(CLIENTS[0]).images, trained.images)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from goldfinch.commands.export import export
 from goldfinch.exports.card import model_card
 from goldfinch.exports.formats import FORMATS, READERS, ExportError
 from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.run.checkpoint import Checkpoints
 from strategies.fedproto import FedProto
 from strategies.fedsr import FixedDraws, ProbabilisticModel
@@ -71,7 +72,7 @@ def test_an_exported_model_normalises_each_image_as_its_training_did(tmp_path: P
 
 def reference(record: RunRecord, images: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return record.inference()((images - 0.5) / 0.25)[1].softmax(1)
+        return RunModel(record).inference()((images - 0.5) / 0.25)[1].softmax(1)
 
 
 def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
@@ -158,7 +159,7 @@ def test_with_validation_the_threshold_is_chosen_on_validation_samples(tmp_path:
     run(toy_settings("fpl", folder, overrides=("protocol.validation=0.25",)))
     export(folder, tmp_path / "model")
     model = load_model(tmp_path / "model")
-    own = RunRecord(folder)
+    own = RunModel(RunRecord(folder))
     held = torch.cat([own.validation_split(client).images for client in own.clients]).float() / 255
     assert f"{len(held)} validation samples" in model.description.prototypes["rule"]
     assert model(held)["distances"].amin(1).quantile(0.95) == pytest.approx(model.description.prototypes["threshold"])
@@ -229,13 +230,13 @@ def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
     run(toy_settings("fedavg", place))
     with pytest.raises(ConfigError, match=r"protocol\.validation"):
         export(place, tmp_path / "model", chosen="best")
-    first = RunRecord(place, "1")
+    first = RunModel(RunRecord(place), "1")
     assert export(place, tmp_path / "first", chosen="1").chosen == "chosen round, 1"
     Checkpoints(place / "checkpoint", kind="best").save(first.checkpoint)
     description = export(place, tmp_path / "best")
     assert (description.chosen, description.round) == ("best round by validation, 1", 1)
     assert description.score["accuracy"] == dict(RunRecord(place).round_scores[1].accuracy)
-    taken, newest = load_model(tmp_path / "best").net, RunRecord(place).model()
+    taken, newest = load_model(tmp_path / "best").net, RunModel(RunRecord(place)).model()
     assert torch.equal(taken.head.weight, first.model().head.weight)
     assert not torch.equal(taken.head.weight, newest.head.weight)
     assert export(place, tmp_path / "last", chosen="last").round == 2
@@ -254,7 +255,7 @@ def test_a_device_completes_what_the_server_shares(
 ) -> None:
     place, shared = tmp_path / "run", tmp_path / "shared"
     run(toy_settings(method, place))
-    whole, personal = RunRecord(place).model("dark-0").state_dict(), RunRecord(place)
+    whole, personal = RunModel(RunRecord(place)).model("dark-0").state_dict(), RunRecord(place)
     (place / "clients").rename(tmp_path / "devices")  # as after a run on real devices
     assert main(["export", str(place), "--to", str(shared)]) == 0
     assert "on each device: goldfinch export STATE --shared shared --to DIR" in capsys.readouterr().out

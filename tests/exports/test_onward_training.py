@@ -21,6 +21,7 @@ from common.overrides import quoted_override
 from common.settings import load_settings
 from goldfinch.cli import main
 from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.flower import submit
 
 TINY = ["data=folder", "model=small", "method=fedavg", "data.image_size=16", "data.augmentation.mean=[0.5]"]
@@ -68,7 +69,7 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(
     method: str, classifier: bool, apart: Callable[[str], Apart]
 ) -> None:
     shared, names = apart(method).shared, Toy().class_names
-    spec = RunRecord(apart(method).run).settings.model
+    spec = RunModel(RunRecord(apart(method).run)).settings.model
     plain = spec.build(len(names), 16, 0, names).state_dict()
     started = replace(spec, pretrained=shared).build(len(names), 16, 0, names).state_dict()
     weights = read_export(shared)[1]
@@ -80,6 +81,6 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(
 
 def test_a_method_that_shares_no_weights_leaves_nothing_to_start_from(apart: Callable[[str], Apart]) -> None:
     found = apart("fedpall")
-    spec = RunRecord(found.run).settings.model
+    spec = RunModel(RunRecord(found.run)).settings.model
     with pytest.raises(ModelError, match="clients of fedpall share no weights of the network"):
         replace(spec, pretrained=found.shared).build(4, 16, 0, Toy().class_names)

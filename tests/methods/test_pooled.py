@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.container import BarContainer
 from support.boards import read_runs
+from support.records import rewrite
 from support.runs import Run, run
 from support.toy import DOMAINS, TRAIN, method_at_defaults, toy_settings
 
@@ -20,6 +21,7 @@ from common.settings import check_deployable, load_settings
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_frame, score_sheet
 from goldfinch.results.groups import Board, comparable, group_runs, leader, ranked
+from goldfinch.run_model import RunModel
 from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
@@ -36,7 +38,7 @@ def test_one_client_has_the_images_of_all_and_scores_all_domains(tmp_path: Path)
 
 
 def test_it_holds_what_the_clients_of_the_protocol_hold(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path)
+    record = RunModel(RunRecord(tmp_path))
     settings = toy_settings("pooled", tmp_path, overrides=("protocol.fraction=0.5", "protocol.validation=0.2"))
     record.__dict__["settings"] = settings
     (client,) = record.clients
@@ -128,12 +130,11 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
 
 
 def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text((board.groups[-1].runs[0].folder / "config.yaml").read_text())
-    assert RunRecord(tmp_path).bound == "upper"
-    summary = dict(board.groups[-1].runs[0].summary)
-    del summary["bound"]
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert RunRecord(tmp_path).bound is None, "of a run from before bounds were recorded"
+    shutil.copytree(board.groups[-1].runs[0].folder, tmp_path / "run")
+    rewrite(tmp_path / "run" / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
+    unfinished = RunRecord(tmp_path / "run")
+    assert not unfinished.ended
+    assert unfinished.bound == "upper"
 
 
 def test_bounds_are_lines_in_figures(board: Board) -> None:

@@ -87,26 +87,11 @@ def test_a_partial_score_is_never_the_best(folders: Mapping[str, Path]) -> None:
     assert leader([partial, whole]) is None
 
 
-def with_scores(source: Path, target: Path, scores: Mapping[str, Any]) -> Path:
-    """A copy of a run with other scores in its summary."""
-    shutil.copytree(source, target)
-    summary = json.loads((target / "summary.json").read_text())
-    (target / "summary.json").write_text(json.dumps({**summary, "scores": scores}))
-    return target
-
-
 def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Path], tmp_path: Path) -> None:
-    lost = with_scores(folders["partial"], tmp_path / "lost", {})
+    lost = tmp_path / "lost"
+    shutil.copytree(folders["partial"], lost)
+    (lost / "scores.jsonl").write_text("")
     assert PARTIAL in str(group("both", folders["whole"], lost).value("average"))
-
-
-def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
-    folders: Mapping[str, Path], tmp_path: Path
-) -> None:
-    final = RunRecord(folders["partial"]).summary["scores"]["final"]
-    before = {name: value for name, value in final.items() if name != "missing"}
-    old = with_scores(folders["partial"], tmp_path / "old", {"final": before})
-    assert RunRecord(old).rules["final"]["missing"] == {"dark": 1}
 
 
 def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> None:

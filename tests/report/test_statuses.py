@@ -24,7 +24,7 @@ from goldfinch.trackers.live import LiveView
 from goldfinch.trackers.scalars import scalars
 from server.run.conduct import run_federation
 from server.run.events import Subject, counts_text, plain_lines
-from server.run.history import answers
+from server.run.files import ReplyTotals
 
 REASONS = {"scaled": "longer than the bound", "refused": "values that are not finite"}
 
@@ -77,7 +77,7 @@ def test_each_status_has_its_own_count_everywhere(
     assert [row["status"] for row in mine] == [status, status]
     assert all(REASONS[status] in row["reason"] for row in mine)
     assert summary["answers"][status] == 2
-    assert summary["answers"] == done.answers == answers(done.replies)
+    assert summary["answers"] == done.answers == ReplyTotals.of(done.replies).answers
     assert list(summary["answers"]) == ["admitted", *COUNTED_STATUSES]
     assert all(summary["answers"][other] == 0 for other in others)
     assert [entry["client"] for entry in done.events if entry["event"] == f"client {status}"] == ["dark-0", "dark-0"]

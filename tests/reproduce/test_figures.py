@@ -28,7 +28,8 @@ from goldfinch.results.figures.svg import inline_svg
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.figures import prototypes
 from goldfinch.results.seeds import Value
-from server.run.prototype_log import Page
+from goldfinch.run_model import RunModel
+from server.run.prototype_log import PrototypeLog
 from tests.support.runs import run
 from tests.support.scored import scored_run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
@@ -288,46 +289,48 @@ def test_features_of_one_number_are_placed_on_a_line() -> None:
 
 
 def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
-    opened = RunRecord.open(folder / "fpl-0")
+    opened = RunModel(RunRecord.open(folder / "fpl-0"))
     first, last = prototype_figure(opened, per_domain=8).axes
     assert first.get_title() == "round 1: class means that clients sent"
     assert last.get_title() == "round 2: test features"
     assert len(last.collections[-1].get_offsets()) >= CLASSES  # the stars
     drawn = [sum(len(part.get_offsets()) for part in axes.collections[:-1]) for axes in (first, last)]
     assert drawn == [len(opened.pages[0].uploaded), 8 * len(DOMAINS)]
-    alone = prototype_figure(RunRecord.open(folder / "fedavg"), "pca", 8)
+    alone = prototype_figure(RunModel(RunRecord.open(folder / "fedavg")), "pca", 8)
     assert [axes.get_title() for axes in alone.axes] == ["round 2: test features"]
 
 
 def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
-    run = RunRecord(folder / "fpl-0")
+    run = RunModel(RunRecord(folder / "fpl-0"))
     for axes, page in zip(prototype_figure(run, "pca", 0).axes, run.pages, strict=True):
         assert axes.get_title() == f"round {page.round}: class means that clients sent"
         drawn = [len(part.get_offsets()) for part in axes.collections]
         assert (sum(drawn[:-1]), drawn[-1]) == (len(page.uploaded), len(page.prototypes))
     with pytest.raises(ConfigError, match="four points"):
-        prototype_figure(RunRecord(folder / "fedavg"), "pca", 0)
+        prototype_figure(RunModel(RunRecord(folder / "fedavg")), "pca", 0)
 
 
-def test_a_single_vector_has_no_figure(folder: Path) -> None:
+def test_a_single_vector_has_no_figure(folder: Path, tmp_path: Path) -> None:
     one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
-    run = RunRecord(folder / "fpl-0")
-    vars(run)["pages"] = [Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())]
+    run = tmp_path / "run"
+    shutil.copytree(folder / "fpl-0", run)
+    shutil.rmtree(run / "prototypes")
+    PrototypeLog(run / "prototypes").add(1, one, [])
     with pytest.raises(ConfigError, match="four points"):
-        prototype_figure(run, "pca", 0)
-    (board,) = group_runs([run])
+        prototype_figure(RunModel(RunRecord(run)), "pca", 0)
+    (board,) = group_runs([RunRecord(run)])
     assert prototypes([board]) == []
 
 
 @pytest.mark.parametrize("name", ["single", "fpl-0"])
 def test_opened_models_score_as_the_run_did(name: str, folder: Path) -> None:
     """SingleSet's stay on the devices, each of its own domain; FPL's is one."""
-    opened = RunRecord.open(folder / name)
+    opened = RunModel(RunRecord.open(folder / name))
     for domain in opened.test_domains:
         split = opened.test_split(domain)
         _, logits = opened.features(opened.model_for(domain), split)
         accuracy = 100.0 * float((logits.argmax(1) == split.labels).float().mean())
-        assert accuracy == pytest.approx(opened.summary["accuracy"][domain])
+        assert accuracy == pytest.approx(opened.record.rules["final"]["accuracy"][domain])
 
 
 def test_a_model_of_a_device_that_is_not_here_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -335,11 +338,11 @@ def test_a_model_of_a_device_that_is_not_here_is_refused(folder: Path, tmp_path:
     for path in (tmp_path / "run" / "clients").rglob("dark-0/*.safetensors"):
         path.unlink()
     with pytest.raises(CheckpointError, match="stays on the device"):
-        RunRecord.open(tmp_path / "run").model_for("dark")
+        RunModel(RunRecord.open(tmp_path / "run")).model_for("dark")
 
 
 def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:
-    opened = RunRecord.open(folder / "fedavg")
+    opened = RunModel(RunRecord.open(folder / "fedavg"))
     chosen = opened.sample("bright", CLASSES)
     assert sorted(chosen.labels.tolist()) == list(range(CLASSES))
     assert chosen.images.equal(opened.sample("bright", CLASSES).images)

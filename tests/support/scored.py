@@ -8,6 +8,9 @@ from typing import Any
 
 from goldfinch.record import RunRecord
 from goldfinch.results.groups import Group, group_runs
+from server.run.files import End, Facts, ReplyTotals
+
+TOTALS = ReplyTotals.of([{"status": "trained", "bytes_up": 1, "bytes_down": 1}])
 
 
 def scored_run(
@@ -32,23 +35,24 @@ def scored_run(
     accuracy = dict(zip(domains, (average - 1, average + 1), strict=True))
     score = {"average": average, "worst": average - 1, "spread": 1.0, "missing": dict.fromkeys(missing)}
     score["accuracy"] = {name: value for name, value in accuracy.items() if name not in missing}
-    summary = {
-        "method": method,
-        "data": data,
-        "protocol": "p",
-        "model": "small",
-        "configuration": f"{method} {sorted((settings or {}).items())}",
-        "rounds": 2,
-        "rounds_skipped": 0,
-        "seed": seed,
-        "state_sha256": f"{average}",
-        "scored": "global model",
-        "scores": {"final": score},
-        "bytes": {"up": 1, "down": 1},
-    }
+    facts = Facts(
+        method=method,
+        data=data,
+        protocol="p",
+        model="small",
+        seed=seed,
+        identity="",
+        configuration="",
+        scoring="",
+        planned=2,
+        code="unknown",
+        scored="global model",
+        end=End("finish", 2, f"{average}", 1.0, 1),
+    )
     run = RunRecord(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
-    vars(run).update(options=options, summary=summary, config={"seed": seed})
+    vars(run).update(options=options, facts=facts, rules={"final": score}, config={"seed": seed, "rounds": {}})
+    vars(run).update(round_scores=[], score_lines=[], events=[], code_files={}, reply_totals=TOTALS)
     return run
 
 
