@@ -121,4 +121,6 @@ def table(
     labels: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the table of any runs; see :meth:`goldfinch.runs.Runs.table`."""
-    return Runs(runs).table(rule=rule, values=values, metric=metric, labels=labels)
+    if not isinstance(runs, Runs):
+        runs = Runs(runs)
+    return runs.table(rule=rule, values=values, metric=metric, labels=labels)

@@ -317,7 +317,8 @@ def comparison_of(
                 measured.append(_information(job.folder))
         printed = of_row[0].row
         folders = {job.seed: job.folder for job in of_row}
-        lines.append(Line(printed, Row(printed.label, runs, absent=absent), folders, tuple(measured)))
+        bound = of_row[0].settings.method.bound
+        lines.append(Line(printed, Row(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 

@@ -289,7 +289,7 @@ class Comparison:
         found: dict[str, str] = {}
         for line in self.lines:
             for run in line.ours.runs:
-                found |= run.summary["splits"]
+                found |= run.facts.splits
         return dict(sorted(found.items()))
 
 

@@ -55,7 +55,7 @@ def pages(
     misprints = []
     for line in comparison.lines:
         for run in line.ours.runs:
-            scored.add(run.summary["scored"])
+            scored.add(run.facts.scored)
         if line.printed.misprint:
             misprints.append(f"{line.printed.label}: printed average {line.printed.average}, {line.printed.misprint}")
     personal = {line.ours.personal for line in comparison.lines}
@@ -219,7 +219,8 @@ def _facts(comparison: Comparison) -> Rows:
     seconds = []
     for line in comparison.lines:
         for run in line.ours.runs:
-            seconds.append(float(run.summary["wall_seconds"]))
+            if run.facts.end is not None:
+                seconds.append(run.facts.end.seconds)
     splits = comparison.splits()
     split_hash = "-"
     if splits:

@@ -58,8 +58,7 @@ class Fact:
 
 
 def _rounds(row: Row[RunRecord]) -> str:
-    # a run without an end has no summary, and seeds may differ
-    skipped = statistics.fmean(run.summary.get("rounds_skipped", 0) for run in row.runs)
+    skipped = statistics.fmean([len(run.facts.skipped) for run in row.runs])  # seeds may differ
     if skipped:
         return f"{row.rounds_shown} ({skipped:g} skipped)"
     return str(row.rounds_shown)

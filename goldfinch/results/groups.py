@@ -34,13 +34,15 @@ from goldfinch.results.rows import (
     named,
     notes_on,
     partition_seed,
-    planned_rounds,
     sign_of,
 )
 from server.run.events import COUNTS_LESS_SETTINGS, counts_text
 
 MAX_LABEL_SETTINGS = 4
 """Settings in a row's label, unless more are needed to tell rows of one method apart."""
+
+MAX_LEFT_OUT = 5
+"""Runs that are in no row of a table, of which the note below it has the folders."""
 
 MAX_CLIENTS = 3
 """Clients of a row that count for fewer samples, of which the note below a table has the numbers."""
@@ -65,6 +67,8 @@ class Board:
     rows: list[Row[RunRecord]] = field(default_factory=list)
     remark: str = ""
     """What tells it from another board of the same data, protocol and model."""
+    left_out: list[RunRecord] = field(default_factory=list)
+    """Runs that were found and are in no row: they have not ended, or score no test images."""
 
     @property
     def title(self) -> str:
@@ -169,6 +173,26 @@ class Board:
             for run in row.contradictions:
                 again = f"{run.folder} is seed {run.seed} once more with another state; it does not count."
                 found.append(f"{row.label}: {again}")
+        return [*found, *self.left_out_notes()]
+
+    def left_out_notes(self) -> list[str]:
+        """Return the notes on :attr:`left_out`."""
+        unfinished: list[str] = []
+        unscored: list[str] = []
+        for run in self.left_out:
+            name = f"{run.method_name} with seed {run.seed} ({run.folder})"
+            if run.scored:
+                unfinished.append(f"{name}, {run.status} after round {run.rounds_done}")
+            else:
+                unscored.append(name)
+        found: list[str] = []
+        if unfinished:
+            found.append(
+                f"Left out, since they have not ended: {some_of(unfinished, MAX_LEFT_OUT)}; goldfinch resume goes on "
+                "with a run."
+            )
+        if unscored:
+            found.append(f"Left out, since they score no test images: {some_of(unscored, MAX_LEFT_OUT)}.")
         return found
 
     def _reply_notes(self) -> list[str]:
@@ -197,12 +221,17 @@ class Board:
         return found
 
 
-def group_runs(runs: Sequence[RunRecord], name: Callable[[RunRecord], str] | None = None) -> list[Board]:
+def group_runs(
+    runs: Sequence[RunRecord],
+    name: Callable[[RunRecord], str] | None = None,
+    left_out: Sequence[RunRecord] = (),
+) -> list[Board]:
     """Sort ``runs`` into boards and rows, both in the order of their first run.
 
     Args:
         runs: finished runs, or unfinished runs that have started.
         name: returns the method's name in labels; by default the name of its option.
+        left_out: further runs, which a note below their table names; without a table of theirs, below the first.
     """
     boards: dict[str, Board] = {}
     members_of: dict[str, dict[str, list[RunRecord]]] = {}
@@ -216,6 +245,8 @@ def group_runs(runs: Sequence[RunRecord], name: Callable[[RunRecord], str] | Non
         board.rows = _by_method(board.rows)
         _label(board.rows, name or _option_name)
     found = list(boards.values())
+    for run in left_out:
+        boards.get(_text(_board_key(run)), found[0]).left_out.append(run)
     _tell_boards_apart(found, [_settings_of_board(board.runs[0]) for board in found])
     return found
 
@@ -247,7 +278,8 @@ def joined_note(row: Row[RunRecord]) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
     for run in row.runs:
-        joined |= set(run.summary.get("joined_batches", []))
+        if run.facts.end is not None:
+            joined.update(run.facts.end.joined_batches)
     if not joined:
         return []
     clients = some_of(sorted(joined), MAX_CLIENTS)
@@ -282,7 +314,7 @@ def exported_run(rows: Sequence[Row[RunRecord]], rule: str = "final") -> RunReco
     highest = -math.inf
     for run in row.runs:
         score = run.rules.get(rule)
-        if not run.summary or run.summary["scored"] == EVALUATED or score is None:
+        if not run.ended or run.facts.scored == EVALUATED or score is None:
             continue
         quality = sign_of(row, "validation") * float(score.get("validation", 0.0))
         if found is None or quality > highest:
@@ -312,7 +344,7 @@ def _row_key(run: RunRecord) -> list[Any]:
     """Return everything that the runs of one row share, except for the partition's seed."""
     options = dict(run.options)
     options.pop(PARTITION_SEED, None)
-    return [options, planned_rounds(run), run.code, run.changed_scoring]
+    return [options, run.planned_rounds, run.code, run.changed_scoring]
 
 
 def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -331,8 +363,7 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
         follows = number == run.seed and number not in fixed
         key = "the run's seed"
         if not follows:
-            splits = run.summary.get("splits")
-            samples = combined_hash(splits) if splits else ""
+            samples = combined_hash(run.facts.splits) if run.ended and run.facts.splits else ""
             key = f"{number} {samples}"
         found.setdefault(key, []).append(run)
     return list(found.values())
@@ -350,7 +381,7 @@ def _row(members: Sequence[RunRecord]) -> Row[RunRecord]:
             duplicates.append(run)
         else:
             contradictions.append(run)
-    return Row("", list(by_seed.values()), duplicates, contradictions)
+    return Row("", list(by_seed.values()), duplicates, contradictions, bound=members[0].bound)
 
 
 def _new_board(run: RunRecord) -> Board:

@@ -68,10 +68,6 @@ class ScoredRun(Protocol):
         """Whether each client was scored with its own model."""
 
     @property
-    def bound(self) -> str | None:
-        """``lower`` or ``upper`` if its method is that line of the table."""
-
-    @property
     def code(self) -> str:
         """The hash of the code that ran."""
 
@@ -112,8 +108,12 @@ class ScoredRun(Protocol):
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
 
     @property
-    def summary(self) -> Mapping[str, Any]:
-        """What was recorded at the run's end; empty before."""
+    def planned_rounds(self) -> int:
+        """Completed rounds; of a run that ``train.patience`` ended those that it was to have."""
+
+    @property
+    def traffic(self) -> int | None:
+        """Bytes to all clients and from them; ``None`` if the run has not ended."""
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,17 @@ class KnownRun:
     validation_metric: str = "accuracy"
     unseen: Sequence[str] = ()
     personal: bool = False
-    bound: str | None = None
     code: str = ""
     processor: str = ""
     state_sha256: str | None = None
     at_chance: bool = False
     rounds_done: int = 0
+    planned_rounds: int = 0
+    traffic: int | None = None
     stopped_early: bool = False
     changed_scoring: list[int] = field(default_factory=list)
     test_images: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def code_by_package(self) -> Mapping[str, str]:
@@ -166,6 +166,7 @@ class Row(Generic[AnyRun]):
         contradictions: further runs of the same seed and another final state; they do not count.
         marks: what :attr:`label` says besides the method and its settings: that the row is a bound or was attacked, and
             how it differs from most rows of the table in code, rounds or seeds.
+        bound: the line of the table that it is, ``lower`` or ``upper``: it is never ranked; ``None`` for other rows.
         studies: the study of each seed, in a comparison: the runs of a study share what it chose, so their mean is one
             value. Empty: each seed is a value of its own.
         absent: runs that were to be there and have no score, each with the reason.
@@ -179,6 +180,7 @@ class Row(Generic[AnyRun]):
     duplicates: Sequence[AnyRun] = ()
     contradictions: Sequence[AnyRun] = ()
     marks: tuple[str, ...] = ()
+    bound: str | None = None
     studies: Mapping[int, int] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
@@ -196,13 +198,6 @@ class Row(Generic[AnyRun]):
     def personal(self) -> bool:
         """Whether its scores are of clients' own models."""
         return any(run.personal for run in self.runs)
-
-    @property
-    def bound(self) -> str | None:
-        """The line of the table that it is, ``lower`` or ``upper``: it is never ranked; ``None`` for other rows."""
-        for run in self.runs:
-            return run.bound
-        return None
 
     @property
     def code(self) -> str:
@@ -232,7 +227,7 @@ class Row(Generic[AnyRun]):
     @property
     def rounds(self) -> int:
         """Rounds that were planned and are done; those of runs that ``train.patience`` ended are planned."""
-        return planned_rounds(self.runs[0])
+        return self.runs[0].planned_rounds
 
     @property
     def rounds_shown(self) -> int | str:
@@ -283,9 +278,8 @@ class Row(Generic[AnyRun]):
         """
         sizes: list[float] = []
         for run in self.runs:
-            if "bytes" in run.summary and not self.bound:
-                sent = run.summary["bytes"]
-                sizes.append((sent["up"] + sent["down"]) / 1e6)
+            if run.traffic is not None and not self.bound:
+                sizes.append(run.traffic / 1e6)
         if not sizes:
             return None
         return statistics.fmean(sizes)
@@ -376,13 +370,6 @@ class Row(Generic[AnyRun]):
         if self.difference is None:
             return ""
         return verdict_on(self.difference, self.p)
-
-
-def planned_rounds(run: ScoredRun) -> int:
-    """Return the rounds that are done; those that were planned if the run stopped early, as each seed may elsewhere."""
-    if run.stopped_early:
-        return int(run.summary["stopped_early"]["rounds_planned"])
-    return run.rounds_done
 
 
 def partition_seed(run: ScoredRun) -> int | None:

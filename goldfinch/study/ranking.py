@@ -225,16 +225,15 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
         if run.kind == "final":
             by_seed.setdefault(run.number, []).append(run)
             studies[run.number] = run.study
-    known = [_known(by_seed[seed], runs[0].bound) for seed in sorted(by_seed)]
-    return Row(method, known, studies=studies, absent=absent)
+    known = [_known(by_seed[seed]) for seed in sorted(by_seed)]
+    return Row(method, known, bound=runs[0].bound or None, studies=studies, absent=absent)
 
 
-def _known(runs: Sequence[StudyRun], bound: str) -> KnownRun:
+def _known(runs: Sequence[StudyRun]) -> KnownRun:
     """Return the final runs of one seed as one: of a seed that left out several domains, their scores together.
 
     Args:
         runs: a run, or one for each domain that was left out.
-        bound: the bound of the table that the method is; empty if it is none.
     """
     accuracy: dict[str, float] = {}
     for run in runs:
@@ -248,18 +247,16 @@ def _known(runs: Sequence[StudyRun], bound: str) -> KnownRun:
         "worst": min(accuracy.values()),
         "missing": {},
     }
-    sent = round(statistics.fmean([run.bytes for run in runs]))
     return KnownRun(
         runs[0].number,
         {"final": score},
         personal=any(run.scored == OWN_MODELS for run in runs),
-        bound=bound or None,
         code=" ".join(dict.fromkeys(run.code for run in runs)),
         processor=" and ".join(dict.fromkeys(run.processor for run in runs)),
         state_sha256=" ".join([run.state_sha256 for run in runs]).strip() or None,
         at_chance=any(run.at_chance for run in runs),
         rounds_done=runs[0].rounds,
-        summary={"bytes": {"up": sent, "down": 0}},
+        traffic=round(statistics.fmean([run.bytes for run in runs])),
     )
 
 

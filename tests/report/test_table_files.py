@@ -192,13 +192,13 @@ def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(fo
     place = copied(folder, tmp_path / "resumed", 1)
     rewrite(place / "scores.jsonl", lambda line: line | ({"count": 50} if line["round"] == 4 else {}))
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    assert len(board.groups) == 1, "without a resume, it is how the data are"
+    assert len(board.rows) == 1, "without a resume, it is how the data are"
     events = (place / "events.jsonl").read_text().splitlines()
     started = next(line for line in events if '"start"' in line)
     resumed_at = {**json.loads(started), "event": "resume", "round": 0}
     (place / "events.jsonl").write_text("\n".join([started, json.dumps(resumed_at), *events[1:]]) + "\n")
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    fresh, resumed = board.groups
+    fresh, resumed = board.rows
     assert "and 50 images" in resumed.label
     assert "scored on" not in fresh.label
     assert any("50 test images" in note for note in board.notes())
@@ -209,7 +209,7 @@ def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path
     copied(folder, tmp_path / "first", 0)
     place = copied(folder, tmp_path / "second", 1)
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    (group,) = board.groups
+    (group,) = board.rows
     assert "scored on" not in group.label
     summary = json.loads((place / "summary.json").read_text())
     lines = RunRecord(place).all_scores
@@ -218,6 +218,6 @@ def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path
     summary["images"][domain] = 50
     (place / "summary.json").write_text(json.dumps(summary))
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    (group,) = board.groups
+    (group,) = board.rows
     assert "and 50 images" in group.label
     assert any("not of the same images" in note for note in board.notes())

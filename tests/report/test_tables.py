@@ -11,8 +11,9 @@ from support.scored import all_groups, scored_run
 from common.errors import ConfigError
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
-from goldfinch.results.groups import exported_run, group_runs, leader, rename
+from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
+from goldfinch.results.rows import best_row
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.table import smaller_tables, table_text
 
@@ -28,7 +29,7 @@ def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunRecord]:
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
     (board,) = group_runs([entry(50.0), entry(60.0, method="fedavg"), entry(54.0, 1)])
-    assert [(row.label, len(row.runs)) for row in board.groups] == [("fpl", 2), ("fedavg (seed 0)", 1)]
+    assert [(row.label, len(row.runs)) for row in board.rows] == [("fpl", 2), ("fedavg (seed 0)", 1)]
     text = table_text([board], "final", "md")
     assert "| fpl | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 | 0.0 |" in text
     assert "| fedavg (seed 0) | 59.00 | 61.00 | 60.00 | 59.00 | 2 | 0 | 0.0 |" in text, "other seeds have no best"
@@ -42,7 +43,7 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
     assert {number for number, _ in sheet.strong} == {1}
     assert sheet.notes[0] == OWN_MODELS
-    board.groups.pop()
+    board.rows.pop()
     assert OWN_MODELS not in score_sheet(board, "final").notes
 
 
@@ -58,7 +59,7 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
 )
 def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunRecord], found: str | None) -> None:
     groups = all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])
-    best = leader(groups)
+    best = best_row(groups)
     assert (best.label if best else None) == found
     assert exported_run(groups) is (best.runs[0] if best else None)
 
@@ -68,7 +69,7 @@ def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: An
     others = seeds_of("fedavg", 50.0, 52.0, 51.5)
     for run in others:
         run.summary[key] = value  # type: ignore[index]  # a plain dict here
-    assert leader(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
+    assert best_row(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
 
 
 def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
@@ -125,10 +126,10 @@ def test_notes_of_long_tables_count_the_rows_of_common_values() -> None:
             entry(50.0 + place, method=f"method{place}", **{"train.learning_rate": rate, "method.own": f"{place}"})
         )
     (board,) = group_runs(runs)
-    assert board.differences() == ["train.learning_rate 0.01 (7 rows), 0.05 (method7)"]
     assert any("0.01 (7 rows), 0.05 (method7)" in note for note in score_sheet(board, "final").notes)
-    board.groups = board.groups[5:]
-    assert board.differences() == ["train.learning_rate 0.01 (method5, method6), 0.05 (method7)"]
+    board.rows = board.rows[5:]
+    note = "Rows differ in more than the method: train.learning_rate 0.01 (method5, method6), 0.05 (method7)."
+    assert board.notes()[0] == note
 
 
 def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Path) -> None:
@@ -170,8 +171,8 @@ def test_a_method_of_one_s_own_is_no_other_code_than_the_methods_beside_it() -> 
     for run, packages in zip(runs, (ours, mine, {"goldfinch": "c"}), strict=True):
         vars(run).update(code_by_package=packages, code=str(packages))
     (board,) = group_runs(runs[:2])
-    assert [group.label for group in board.groups] == ["fpl", "mymethod"]
+    assert [group.label for group in board.rows] == ["fpl", "mymethod"]
     assert not any("code" in note for note in board.notes())
     (board,) = group_runs(runs)
-    assert "code" in board.groups[2].label
+    assert "code" in board.rows[2].label
     assert any("different code" in note for note in board.notes())

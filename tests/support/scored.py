@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from goldfinch.record import RunRecord
-from goldfinch.results.groups import Group, group_runs
+from goldfinch.results.groups import group_runs
+from goldfinch.results.rows import Row
 from server.run.files import End, Facts, ReplyTotals
 
 TOTALS = ReplyTotals.of([{"status": "trained", "bytes_up": 1, "bytes_down": 1}])
@@ -47,7 +48,7 @@ def scored_run(
         planned=2,
         code="unknown",
         scored="global model",
-        end=End("finish", 2, f"{average}", 1.0, 1),
+        end=End("finish", 2, f"{method} {average}", 1.0, 1),
     )
     run = RunRecord(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
@@ -56,9 +57,9 @@ def scored_run(
     return run
 
 
-def all_groups(runs: Sequence[RunRecord]) -> list[Group]:
+def all_groups(runs: Sequence[RunRecord]) -> list[Row[RunRecord]]:
     """The rows of all tables of runs."""
-    found: list[Group] = []
+    found: list[Row[RunRecord]] = []
     for board in group_runs(runs):
-        found += board.groups
+        found += board.rows
     return found
