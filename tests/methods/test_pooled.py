@@ -23,7 +23,7 @@ from goldfinch.results.frames import score_frame, score_sheet
 from goldfinch.results.groups import Board, group_runs
 from goldfinch.results.rows import best_row, comparable, ranked
 from goldfinch.run_model import RunModel
-from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
+from goldfinch.study.ranking import StudyRun, marked_name, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
 
@@ -177,7 +177,7 @@ def test_a_comparison_never_ranks_or_tests_a_bound(tmp_path: Path) -> None:
         runs.append(replace(final("single_set", study, 20.0, "lower"), scored="own model"))
     (table,) = rank_methods(runs)
     assert table.base == "moon", "a bound is no base"
-    assert [(row.name, row.rank) for row in table.rows] == [
+    assert [(marked_name(row), row.rank) for row in table.rows] == [
         ("fpl", 1), ("moon", 2), ("single_set (lower bound) *", None), ("pooled (upper bound)", None)
     ]  # fmt: skip
     bounds = [row for row in table.rows if row.bound]

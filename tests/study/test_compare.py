@@ -25,7 +25,7 @@ from goldfinch.cli import main
 from goldfinch.record import RunRecord
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
-from goldfinch.study.ranking import StudyRun
+from goldfinch.study.ranking import StudyRun, marked_name
 from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
 
 QUIET = Console(quiet=True)
@@ -242,9 +242,10 @@ def test_every_study_has_seeds_that_nothing_else_has(short: list[str], tmp_path:
 
 def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], tmp_path: Path) -> None:
     found = compare.compare(request(tmp_path, "fedavg", "fedprox"), console=QUIET)
-    assert [(row.name, row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
-    assert found.notes == ["fedprox/in_domain/1 has no result: its final run with seed 2 failed: not finite."]
-    assert found.notes[0] in (tmp_path / "compare.md").read_text()
+    assert [(marked_name(row), row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
+    failed = [f"fedprox/in_domain/1: its final run with seed {seed} failed: not finite." for seed in (2, 3)]
+    assert found.notes == failed, "each that failed is named"
+    assert found.notes[1] in (tmp_path / "compare.md").read_text()
 
 
 def test_a_method_of_one_s_own_is_no_other_code(
