@@ -8,7 +8,7 @@ a run's checkpoint, its model and its data. ``summary.json`` is not read: it rep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class RunRecord(RunFiles):
 
     def by_metric(self, metric: str) -> RunRecord:
         """Return the record with scores by another metric; its files are not read again."""
+        if metric == self.metric:
+            return self
         found = RunRecord(self.folder, metric)
         for name in SHARED:
             if name in self.__dict__:
@@ -110,7 +112,8 @@ class RunRecord(RunFiles):
     @property
     def names(self) -> tuple[str, str, str]:
         """Data set, protocol and model, each by its option's name."""
-        return self.facts.data, self.facts.protocol, self.facts.model
+        choices = self.config["choices"]
+        return str(choices.get("data") or self.facts.data), self.facts.protocol, self.facts.model
 
     @property
     def attack(self) -> str:
@@ -149,11 +152,18 @@ class RunRecord(RunFiles):
                 break
         return "unfinished"
 
-    def told_events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the events as the listeners of the run got them, with the numbers of scores."""
+    def told_events(self, without: Collection[str] = ()) -> Iterator[Mapping[str, Any]]:
+        """Yield the events as the listeners of the run got them, with the numbers of scores.
+
+        Args:
+            without: names of events that are left out.
+        """
         told = ToldEvents(self.folder)
         for entry in self.events:
-            yield told.complete(entry)
+            if entry["event"] in without:
+                told.pass_over(entry)
+            else:
+                yield told.complete(entry)
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -173,8 +183,8 @@ class RunRecord(RunFiles):
     @property
     def planned_rounds(self) -> int:
         """Completed rounds; of a run that ``train.patience`` ended those that it was to have."""
-        if self.facts.early_stop is not None and self.ended:
-            return int(self.facts.early_stop["rounds"])
+        if self.stopped_early:
+            return self.facts.planned
         return self.rounds_done
 
     @property
@@ -365,10 +375,12 @@ class RunRecord(RunFiles):
 
     @cached_property
     def changed_scoring(self) -> list[int]:
-        """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
+        """The numbers of test images of one domain, if a part of a resumed run had others; empty if not.
 
         Means over the rounds of such a run mix scores of different images.
         """
+        if not any(entry["event"] == "resume" for entry in self.events):
+            return []
         counts: dict[tuple[str, str], set[int]] = {}
         for line in self.test_lines:
             counts.setdefault((str(line["client"]), str(line["domain"])), set()).add(int(line["count"]))
@@ -393,7 +405,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
         begun = [RunRecord(path.parent) for path in sorted(Path(text).rglob(EVENTS))]
-        begun = [run for run in begun if run.config_file.exists()]
+        begun = [run for run in begun if run.config_file.exists() and run.config]
         if not begun:
             kind = "finished run" if finished else "run"
             raise ConfigError(f"{text} holds no {kind} (no config.yaml with {EVENTS} in it or below it)")

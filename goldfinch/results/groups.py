@@ -37,6 +37,7 @@ from goldfinch.results.rows import (
     sign_of,
 )
 from server.run.events import COUNTS_LESS_SETTINGS, counts_text
+from server.run.files import EVALUATED
 
 MAX_LABEL_SETTINGS = 4
 """Settings in a row's label, unless more are needed to tell rows of one method apart."""
@@ -49,9 +50,6 @@ MAX_CLIENTS = 3
 
 BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
-
-EVALUATED = "exported model"
-"""What ``summary.json`` says was scored where nothing was trained: there is no model to export."""
 
 SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
 """Settings that are left out of a row's label, because its marks show them."""
@@ -363,7 +361,7 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
         follows = number == run.seed and number not in fixed
         key = "the run's seed"
         if not follows:
-            samples = combined_hash(run.facts.splits) if run.ended and run.facts.splits else ""
+            samples = combined_hash(run.facts.splits) if run.facts.splits else ""
             key = f"{number} {samples}"
         found.setdefault(key, []).append(run)
     return list(found.values())

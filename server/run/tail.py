@@ -93,11 +93,8 @@ class ToldEvents:
 
     def complete(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an event as the listeners got it; events must come in their order."""
+        self.pass_over(entry)
         name, number = entry["event"], int(entry.get("round", 0))
-        if name in BEGINNINGS:
-            self._events = []
-        if name in ("score", "validation", *BEGINNINGS):
-            self._events.append(entry)
         if name == "resume":
             return {**entry, "best": best_of(self._scores(number).tested())}
         if name in ("score", "validation"):
@@ -108,6 +105,13 @@ class ToldEvents:
             missing = dict(final[-1].missing) if final else {}
             return {**entry, "missing": missing, "answers": ReplyTotals.of(stream_lines(self.folder / REPLIES)).answers}
         return entry
+
+    def pass_over(self, entry: Mapping[str, Any]) -> None:
+        """Take note of an event that need not be completed."""
+        if entry["event"] in BEGINNINGS:
+            self._events = []
+        if entry["event"] in ("score", "validation", *BEGINNINGS):
+            self._events.append(entry)
 
     def _of(self, event: str, number: int) -> dict[str, Any]:
         """Return the numbers of a round's score.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scored import all_groups, scored_run
+from support.scored import all_groups, restate, scored_run
 
 from common.errors import ConfigError
 from goldfinch.record import RunRecord
@@ -16,6 +16,7 @@ from goldfinch.results.overrides import export_command
 from goldfinch.results.rows import best_row
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.table import smaller_tables, table_text
+from server.run.files import OWN
 
 
 def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunRecord:
@@ -37,7 +38,7 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
     own = entry(90.0, method="fedbn")
-    own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
+    restate(own, scored=OWN)
     (board,) = group_runs([*seeds_of("fpl", 50.0, 51.0), *seeds_of("fedavg", 60.0, 61.2), own])
     sheet = score_sheet(board, "final")
     assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
@@ -68,7 +69,7 @@ def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunRe
 def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: Any) -> None:
     others = seeds_of("fedavg", 50.0, 52.0, 51.5)
     for run in others:
-        run.summary[key] = value  # type: ignore[index]  # a plain dict here
+        restate(run, **{key: value})
     assert best_row(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
 
 
@@ -78,7 +79,7 @@ def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
     assert export_command(runs[0]) == "goldfinch export fpl-0 --to models/fpl"
     validated = seeds_of("fpl", 58.0, 52.0)
     for run, validation in zip(validated, (40.0, 41.0), strict=True):
-        run.summary["scores"]["final"]["validation"] = validation
+        run.rules["final"]["validation"] = validation
     assert exported_run(all_groups(validated)) is validated[1]
 
 
@@ -93,9 +94,9 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
-    own = RunRecord(tmp_path / "a run")
-    registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
-    vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
+    own = scored_run(50.0, method="fedbn")
+    own.folder = tmp_path / "a run"
+    restate(own, scored=OWN, registrations={"a-0": {}, "b-0": {}})
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices
     (own.folder / "clients").mkdir(parents=True)
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn --client a-0"
@@ -149,7 +150,7 @@ def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Pa
 def test_a_row_of_runs_that_stopped_after_different_rounds_says_so() -> None:
     runs = seeds_of("fpl", 50.0, 51.0)
     for run, rounds in zip(runs, (5, 4), strict=True):
-        run.summary.update(rounds=rounds, stopped_early={"rounds_planned": 5})  # type: ignore[attr-defined]  # a dict
+        restate(run, rounds=rounds, planned=5, early_stop={"event": "stopped early"})
     (board,) = group_runs(runs)
     assert set(score_frame(board, "final")["rounds"]) == {"4-5"}
 
@@ -157,7 +158,7 @@ def test_a_row_of_runs_that_stopped_after_different_rounds_says_so() -> None:
 @pytest.mark.parametrize(("missing", "marked"), [((), True), (("b",), False)], ids=["scored", "not scored"])
 def test_the_legend_explains_only_marks_that_a_cell_has(missing: tuple[str, ...], marked: bool) -> None:
     unseen = scored_run(50.0, missing=missing)
-    unseen.summary["unseen"] = ["b"]  # type: ignore[index]  # a plain dict here
+    restate(unseen, unseen=("b",))
     (board,) = group_runs([unseen, entry(60.0, method="fedavg")])
     sheet = score_sheet(board, "final")
     assert any(UNSEEN in cell for cell in sheet.rows[0]) == marked
@@ -169,7 +170,8 @@ def test_a_method_of_one_s_own_is_no_other_code_than_the_methods_beside_it() -> 
     mine = {**ours, "mymethod": "b"}
     runs = [entry(50.0), entry(60.0, method="mymethod"), entry(60.0, method="other")]
     for run, packages in zip(runs, (ours, mine, {"goldfinch": "c"}), strict=True):
-        vars(run).update(code_by_package=packages, code=str(packages))
+        vars(run)["code_by_package"] = packages
+        restate(run, code=str(packages))
     (board,) = group_runs(runs[:2])
     assert [group.label for group in board.rows] == ["fpl", "mymethod"]
     assert not any("code" in note for note in board.notes())

@@ -152,18 +152,18 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Reproduct
     assert "4 runs, 4 finished already" in output_of(console)
     assert {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")} == before
     jobs = plan(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
-    assert [job.summary() is None for job in jobs] == [False, False, True]
+    assert [job.record() is None for job in jobs] == [False, False, True]
 
 
 def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     rows = request.table.rows[:1]
     (job,) = plan(request.table, rows, (0,), "small", request.folder)
-    assert job.summary() is not None
+    assert job.record() is not None
     for change in ("train.rounds=3", "train.learning_rate=0.02", "rounds.test_samples=10"):
         (other,) = plan(request.table, rows, (0,), "small", request.folder, [change])
         assert other.folder != job.folder, change
-        assert other.summary() is None
+        assert other.record() is None
 
 
 def test_rows_that_two_tables_share_are_one_run(done: tuple[ReproductionRequest, Path, str]) -> None:

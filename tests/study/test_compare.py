@@ -215,10 +215,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if study.entrant.method == "fedprox" and study.number == 1:
             raise EngineError("not finite; the last state is kept")
         average = 60.0 + seed
-        summary = {"average": average, "accuracy": {"a": average}, "rounds": 2, "wall_seconds": 1.0}
+        end = SimpleNamespace(seconds=1.0, sha256="0")
         return SimpleNamespace(
-            summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"},
-            code="both",
+            facts=SimpleNamespace(rounds=2, scored="global model", bound=None, end=end),
+            rules={"final": {"average": average, "accuracy": {"a": average}}},
+            reply_totals=SimpleNamespace(bytes={"up": 1, "down": 1}),
             code_by_package={"goldfinch": "c", "mylib": "m"},
             processor="AMD EPYC, AVX2",
         )

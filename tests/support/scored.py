@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,19 @@ def scored_run(
     )
     run = RunRecord(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
-    vars(run).update(options=options, facts=facts, rules={"final": score}, config={"seed": seed, "rounds": {}})
+    config = {"seed": seed, "rounds": {}, "choices": {}}
+    vars(run).update(options=options, facts=facts, rules={"final": score}, config=config)
     vars(run).update(round_scores=[], score_lines=[], events=[], code_files={}, reply_totals=TOTALS)
     return run
+
+
+def restate(run: RunRecord, **facts: Any) -> None:
+    """Change what a run states of itself; ``rounds`` are those that were done when it ended."""
+    known = run.facts
+    if "rounds" in facts:
+        assert known.end is not None
+        facts["end"] = replace(known.end, round=facts.pop("rounds"))
+    vars(run)["facts"] = replace(known, **facts)
 
 
 def all_groups(runs: Sequence[RunRecord]) -> list[Row[RunRecord]]:

@@ -283,10 +283,10 @@ def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
     """
     rows: list[dict[str, str | bool]] = []
-    for entry in run.events:
+    for entry in run.told_events(without=ORDINARY):
         name = str(entry["event"])
-        line = describe(name, entry, int(run.config["train"]["rounds"]))
-        if name in ORDINARY or not line:
+        line = describe(name, entry, run.facts.planned)
+        if not line:
             continue
         when = datetime.datetime.fromtimestamp(float(entry["time"]), datetime.UTC)
         rows.append(
