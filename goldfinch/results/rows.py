@@ -15,7 +15,7 @@ import itertools
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from common.metrics import MEASURES, Measure, named_missing
 from goldfinch.record import setting_text
@@ -167,8 +167,8 @@ class Row(Generic[AnyRun]):
         marks: what :attr:`label` says besides the method and its settings: that the row is a bound or was attacked, and
             how it differs from most rows of the table in code, rounds or seeds.
         bound: the line of the table that it is, ``lower`` or ``upper``: it is never ranked; ``None`` for other rows.
-        studies: the study of each seed, in a comparison: the runs of a study share what it chose, so their mean is one
-            value. Empty: each seed is a value of its own.
+        unit: what each of :attr:`runs` stands for. In a comparison it is a study: its final runs share what it chose, so
+            they are one value, and the study's number is in the place of the seed.
         absent: runs that were to be there and have no score, each with the reason.
         rank: its rank by the mean, if the table has ranks; ``None`` without one.
         difference: its difference from the base of the table, if there is one.
@@ -181,7 +181,7 @@ class Row(Generic[AnyRun]):
     contradictions: Sequence[AnyRun] = ()
     marks: tuple[str, ...] = ()
     bound: str | None = None
-    studies: Mapping[int, int] = field(default_factory=dict)
+    unit: Literal["seed", "study"] = "seed"
     absent: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
     difference: Difference | None = None
@@ -222,7 +222,7 @@ class Row(Generic[AnyRun]):
             return ""
         if len(seeds) == len(self.runs):
             return "at chance"
-        return f"at chance: seed {', '.join(seeds)}"
+        return f"at chance: {self.unit} {', '.join(seeds)}"
 
     @property
     def rounds(self) -> int:
@@ -287,7 +287,7 @@ class Row(Generic[AnyRun]):
     # ---- its scores -------------------------------------------------------------------------------------------------
 
     def scores(self, column: ScoreColumn = "average", rule: str = "final") -> dict[int, float]:
-        """Return the score of each seed; in a comparison that of each study, the mean of its runs.
+        """Return the score of each seed; in a comparison that of each study.
 
         Args:
             column: the column.
@@ -296,14 +296,14 @@ class Row(Generic[AnyRun]):
         Returns:
             Only seeds and studies with a score.
         """
-        values: dict[int, list[float]] = {}
+        found: dict[int, float] = {}
         for run in self.runs:
             value = None
             if rule in run.rules:
                 value = _cell(run.rules[rule], column)
             if value is not None:
-                values.setdefault(self.studies.get(run.seed, run.seed), []).append(value)
-        return {unit: statistics.fmean(found) for unit, found in values.items()}
+                found[run.seed] = value
+        return found
 
     def value(self, column: ScoreColumn = "average", rule: str = "final") -> Value | None:
         """Return mean and deviation of :meth:`scores`; ``None`` if no run has one. See :meth:`partial`."""
@@ -330,11 +330,11 @@ class Row(Generic[AnyRun]):
         for run in self.runs:
             score = run.rules.get(rule)
             if score is None:
-                lines.append(f"seed {run.seed}: no such score")
+                lines.append(f"{self.unit} {run.seed}: no such score")
             elif score.get("missing"):
-                lines.append(f"seed {run.seed}: without {named_missing(score['missing'])}")
+                lines.append(f"{self.unit} {run.seed}: without {named_missing(score['missing'])}")
             elif score.get("validation_missing"):
-                lines.append(f"seed {run.seed}: validation without {named_missing(score['validation_missing'])}")
+                lines.append(f"{self.unit} {run.seed}: validation without {named_missing(score['validation_missing'])}")
         return lines
 
     def measure_of(self, column: ScoreColumn) -> Measure:
@@ -362,7 +362,7 @@ class Row(Generic[AnyRun]):
             return None
         if self.is_identical_to(other):
             return Difference(0.0, identical=True)
-        return paired_difference(list(ours.values()), [theirs[unit] for unit in ours])
+        return paired_difference(list(ours.values()), [theirs[number] for number in ours])
 
     @property
     def verdict(self) -> str:

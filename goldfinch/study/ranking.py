@@ -97,8 +97,8 @@ def runs_csv(runs: Sequence[StudyRun]) -> str:
 class Ranking:
     """One table: the methods by one kind of score, in the order of their ranks; rows without a rank come last.
 
-    A value of a row is the mean of a study's final runs, since these share what the study chose. So a mean, its
-    deviation and the interval of a difference are over studies.
+    A mean, its deviation and the interval of a difference are over studies, since the final runs of a study share what
+    it chose.
 
     Args:
         kind: ``in_domain`` or ``leave_one_out``.
@@ -219,41 +219,49 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
     for (case, study), count in expected.items():
         if has.get((case, study), 0) < count:
             absent[f"{case}, study {study}"] = f"{has.get((case, study), 0)} of {count} final runs"
-    by_seed: dict[int, list[StudyRun]] = {}
-    studies: dict[int, int] = {}
+    studies: dict[int, list[StudyRun]] = {}
     for run in runs:
         if run.kind == "final":
-            by_seed.setdefault(run.number, []).append(run)
-            studies[run.number] = run.study
-    known = [_known(by_seed[seed]) for seed in sorted(by_seed)]
-    return Row(method, known, bound=runs[0].bound or None, studies=studies, absent=absent)
+            studies.setdefault(run.study, []).append(run)
+    known = [_as_one(number, studies[number]) for number in sorted(studies)]
+    return Row(method, known, bound=runs[0].bound or None, unit="study", absent=absent)
 
 
-def _known(runs: Sequence[StudyRun]) -> KnownRun:
-    """Return the final runs of one seed as one: of a seed that left out several domains, their scores together.
+def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
+    """Return what a study came to as one run.
+
+    Its score is the mean over its final runs, and then over the domains that were left out in turn. Its lowest accuracy
+    of a domain is that of each seed, and then the mean over seeds. It is at chance if one of its final runs is.
 
     Args:
-        runs: a run, or one for each domain that was left out.
+        number: the study's number.
+        runs: its final runs.
     """
-    accuracy: dict[str, float] = {}
+    by_case: dict[str, list[float]] = {}
+    by_domain: dict[str, list[float]] = {}
+    by_seed: dict[int, list[float]] = {}
     for run in runs:
-        if run.case == IN_DOMAIN:
-            accuracy |= run.accuracy
-        else:
-            accuracy[run.case.removeprefix(LEFT_OUT)] = run.score
+        by_case.setdefault(run.case, []).append(run.score)
+        accuracy = run.accuracy
+        if run.case != IN_DOMAIN:
+            accuracy = {run.case.removeprefix(LEFT_OUT): run.score}
+        for domain, value in accuracy.items():
+            by_domain.setdefault(domain, []).append(value)
+        by_seed.setdefault(run.number, []).extend(accuracy.values())
     score = {
-        "accuracy": accuracy,
-        "average": statistics.fmean([run.score for run in runs]),
-        "worst": min(accuracy.values()),
+        "accuracy": {domain: statistics.fmean(values) for domain, values in by_domain.items()},
+        "average": statistics.fmean([statistics.fmean(scores) for scores in by_case.values()]),
+        "worst": statistics.fmean([min(values) for values in by_seed.values()]),
         "missing": {},
     }
+    states = [run.state_sha256 for run in sorted(runs, key=lambda run: (run.case, run.number))]
     return KnownRun(
-        runs[0].number,
+        number,
         {"final": score},
         personal=any(run.scored == OWN_MODELS for run in runs),
-        code=" ".join(dict.fromkeys(run.code for run in runs)),
+        code=" and ".join(dict.fromkeys(run.code for run in runs)),
         processor=" and ".join(dict.fromkeys(run.processor for run in runs)),
-        state_sha256=" ".join([run.state_sha256 for run in runs]).strip() or None,
+        state_sha256=" ".join(states) if all(states) else None,
         at_chance=any(run.at_chance for run in runs),
         rounds_done=runs[0].rounds,
         traffic=round(statistics.fmean([run.bytes for run in runs])),

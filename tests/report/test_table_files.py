@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support.scored import scored_run
 
+import goldfinch as gf
 from goldfinch.cli import main
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_frame
@@ -217,3 +218,28 @@ def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path
     (group,) = board.rows
     assert "and 50 images" in group.label
     assert any("not of the same images" in note for note in board.notes())
+
+
+# ---- runs that are in no row -----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_not_ended_is_named_in_every_format(
+    folder: Path, finished_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    killed = tmp_path / "killed"
+    shutil.copytree(finished_runs / "fpl-0", killed)
+    rewrite(killed / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
+    (killed / "summary.json").unlink()
+    note = f"fpl with seed 0 ({killed}), unfinished after round"
+    for words in ([], ["--format", "md"], ["--format", "json"], ["--format", "latex"]):
+        assert main(["table", str(tmp_path), *words]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("\\_", "_").split())
+        assert note in shown, words
+    assert main(["table", str(tmp_path), "--format", "csv"]) == 0
+    output = capsys.readouterr()
+    assert note in output.err
+    assert note not in output.out
+    table = gf.table(gf.load_runs(tmp_path))
+    assert any(note in each for each in table.attrs["notes"])
+    assert len(table) == 1

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.scored import all_groups, restate, scored_run
 
 from common.errors import ConfigError
@@ -13,8 +15,9 @@ from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import best_row
+from goldfinch.results.rows import best_row, differing_settings
 from goldfinch.results.sheets import UNSEEN
+from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
 from server.run.files import OWN
 
@@ -129,8 +132,62 @@ def test_notes_of_long_tables_count_the_rows_of_common_values() -> None:
     (board,) = group_runs(runs)
     assert any("0.01 (7 rows), 0.05 (method7)" in note for note in score_sheet(board, "final").notes)
     board.rows = board.rows[5:]
-    note = "Rows differ in more than the method: train.learning_rate 0.01 (method5, method6), 0.05 (method7)."
-    assert board.notes()[0] == note
+    rates = "train.learning_rate 0.01 (method5, method6), 0.05 (method7)"
+    own = "method.own 5 (method5), 6 (method6), 7 (method7)"
+    assert board.notes()[0] == f"Rows differ in more than the method: {rates}; {own}."
+
+
+def test_a_setting_that_two_methods_have_is_noted_and_one_of_a_single_method_is_in_its_label() -> None:
+    shared = {"method.weighting": "samples"}
+    runs = [
+        entry(50.0, method="fedavg", **shared),
+        entry(51.0, method="fpl", **shared, **{"method.temperature": 0.02}),
+        entry(52.0, method="fpl", **shared, **{"method.temperature": 0.5}),
+    ]
+    (board,) = group_runs(runs)
+    assert not any("more than the method" in note for note in board.notes())
+    (board,) = group_runs([*runs, entry(53.0, method="feddyn", **{"method.weighting": "uniform", "method.alpha": 1})])
+    labels = "fedavg, fpl, temperature=0.02, fpl, temperature=0.5"
+    note = f"Rows differ in more than the method: method.weighting samples ({labels}), uniform (feddyn)."
+    assert note in score_sheet(board, "final").notes
+    assert note in table_text([board], "final", "json")
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1)),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1)),
+)
+def test_every_setting_that_both_rows_have_and_that_differs_is_found(
+    one: dict[str, int], other: dict[str, int]
+) -> None:
+    rows = []
+    for method, settings in (("x", one), ("y", other)):
+        rows.append({"method._target_": method, **{f"method.{key}": value for key, value in settings.items()}})
+    found = differing_settings({"x": rows[0], "y": rows[1]})
+    assert set(found) == {f"method.{key}" for key in one.keys() & other.keys() if one[key] != other[key]}
+
+
+def test_rows_that_ended_in_the_same_states_are_called_identical() -> None:
+    runs = [*seeds_of("fedavg", 50.0, 52.0), *seeds_of("fedprox", 50.0, 52.0), *seeds_of("fpl", 60.0, 62.5)]
+    for run, twin in zip(runs[2:4], runs[:2], strict=True):
+        assert twin.facts.end is not None
+        restate(run, end=twin.facts.end)
+    (board,) = group_runs(runs)
+    note = "Identical: fedavg, fedprox ended in the same state with every seed; they differ by 0."
+    assert note in score_sheet(board, "final").notes
+    fedavg, fedprox, fpl = board.rows
+    assert str(fedprox.minus(fedavg)) == "0 (identical)"
+    assert fpl.minus(fedavg) == paired_difference([60.0, 62.5], [50.0, 52.0])
+    assert fpl.minus(all_groups([entry(1.0)])[0]) is None, "it has other seeds"
+
+
+def test_a_row_at_chance_is_named() -> None:
+    runs = [*seeds_of("fedavg", 10.0, 52.0), *seeds_of("fpl", 60.0, 62.5)]
+    vars(runs[0])["events"] = [{"event": "at chance", "round": 2}]
+    vars(runs[2])["events"] = [{"event": "at chance", "round": 1}]  # before it went on
+    (board,) = group_runs(runs)
+    note = "At chance, not clearly better than one class for every image: fedavg: seed 0."
+    assert [each for each in board.notes() if "chance" in each] == [note]
 
 
 def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Path) -> None:

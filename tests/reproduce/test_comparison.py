@@ -165,4 +165,6 @@ def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) ->
     for number, domain, count, correct in [(1, "a", 10, 5), (1, "b", 10, 10), *second, *third]:
         scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
         append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
-    assert curve([RunRecord(tmp_path)]) == {1: Value(75.0, None), 2: Value(60.0, None)}
+    run = RunRecord(tmp_path)
+    vars(run).update(facts=scored_run(0.0).facts, config={"rounds": {}}, events=[])
+    assert curve([run]) == {1: Value(75.0, None), 2: Value(60.0, None)}

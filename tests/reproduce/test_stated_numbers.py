@@ -17,7 +17,7 @@ from support.scored import scored_run
 from bench.rows import read_all
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line
-from goldfinch.reproduction.pages import _order
+from goldfinch.reproduction.pages import _order, _ours
 from goldfinch.reproduction.published import published_table
 from goldfinch.results.rows import Row
 from goldfinch.results.statistics import holm, paired_difference
@@ -84,6 +84,12 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
     found = Comparison(table, "paper_net", tuple(lines), (0,))
     assert found.tolerance(found.columns) > 1e-3  # there is a history to count in
     assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found).rows
+    ours = _ours(found)  # without a record of bytes
+    stated = [line.strip("| ").split(" | ") for line in section(text, "Ours").splitlines() if line.startswith("| ")]
+    for number, cells in enumerate(stated[1:]):
+        bold = {(number, place) for place, cell in enumerate(cells) if cell.startswith("**")}
+        assert bold == {(row, place) for row, place in ours.strong if row == number}
+        assert [cell.strip("*") for cell in cells[:-2]] == list(ours.rows[number][:-2])
 
 
 Curves = dict[tuple[str, str, str, str], dict[int, dict[str, float]]]

@@ -222,6 +222,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             reply_totals=SimpleNamespace(bytes={"up": 1, "down": 1}),
             code_by_package={"goldfinch": "c", "mylib": "m"},
             processor="AMD EPYC, AVX2",
+            at_chance=False,
         )
 
     monkeypatch.setattr("goldfinch.study.search.run_here", trial)

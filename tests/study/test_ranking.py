@@ -141,9 +141,9 @@ def test_a_row_at_chance_is_marked_and_keeps_its_rank() -> None:
     lost = [dataclasses.replace(run, at_chance="yes" if run.score < 20 else "") for run in runs]
     (found,) = rank_methods(lost)
     assert [(marked_name(row), row.rank) for row in found.rows] == [
-        ("fpl", 1), ("moon (at chance: seed 0)", 2), ("fedavg (at chance)", 3),
+        ("fpl", 1), ("moon (at chance: study 0)", 2), ("fedavg (at chance)", 3),
     ]  # fmt: skip
-    assert "At chance, not clearly better than one class for every image: moon: seed 0; fedavg." in ranked_table(found)
+    assert "At chance, not clearly better than one class for every image: moon: study 0; fedavg." in ranked_table(found)
     assert "at_chance" in runs_csv(lost).splitlines()[0]
     assert "at_chance" not in runs_csv(runs).splitlines()[0]
 

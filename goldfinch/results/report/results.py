@@ -13,7 +13,7 @@ from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
 from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassTable, class_tables
-from goldfinch.results.frames import score_frame, table_notes
+from goldfinch.results.frames import OVER_SEEDS, score_frame, table_notes
 from goldfinch.results.groups import Board
 from goldfinch.results.rows import KnownRun, Row, best_row
 from goldfinch.run_model import RunModel
@@ -181,6 +181,13 @@ def score_rows(board: Board, rule: str) -> list[tuple[Row[RunRecord], list[dict[
     for row in board.rows:
         found.append((row, frame[frame["method"] == row.label].to_dict("records")))
     return found
+
+
+def over_seeds(rows: Sequence[Row[RunRecord]]) -> str:
+    """Return what ± is in a caption; empty if no row has several runs."""
+    if all(len(row.runs) < 2 for row in rows):
+        return ""
+    return f"{OVER_SEEDS}; "
 
 
 def score_notes(board: Board, rule: str) -> list[str]:
