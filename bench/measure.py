@@ -186,6 +186,7 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
         "commands": census.commands(),
         "public names defined twice": twice,
         "renderers of a table": census.renderers(counted.trees),
+        "classes that are a row": census.classes_of_rows(counted.trees),
         "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
     }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from goldfinch.results.frames import Values
-    from goldfinch.results.rows import KnownRun, Row
+    from goldfinch.results.rows import KnownRun, ScoreRow
     from goldfinch.study.ranking import Ranking
 
 
@@ -95,7 +95,7 @@ def compare(
     return found
 
 
-def _numbers(ranking: Ranking, row: Row[KnownRun]) -> dict[str, Any]:
+def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
     """Return the numbers of a row; ``None`` is what it lacks."""
     found: dict[str, Any] = {"bound": row.bound, "rank": row.rank, "chance": row.chance or None}
     found |= {"accuracy": None, "std": None, "worst": None}

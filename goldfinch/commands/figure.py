@@ -12,7 +12,7 @@ from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
 from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import bounds_of, group_runs, rename
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
@@ -90,7 +90,7 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[Row[RunRecord]]:
+def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[ScoreRow[RunRecord]]:
     """Return the rows of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
@@ -108,7 +108,7 @@ def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[
         for path in sorted(place.glob("*.json")):
             known |= _labels_in(path)
     boards = group_runs(runs)
-    rows: list[Row[RunRecord]] = []
+    rows: list[ScoreRow[RunRecord]] = []
     for board in boards:
         rows += board.rows
     if all(run.folder.absolute() in known for run in runs):

@@ -31,7 +31,7 @@ from goldfinch.reproduction.published import (
     published_tables,
 )
 from goldfinch.results.figures.charts import bars, convergence, rendered, sensitivity
-from goldfinch.results.rows import Row, ScoreColumn
+from goldfinch.results.rows import ScoreColumn, ScoreRow
 from goldfinch.results.seeds import Value, curve
 from server.run.conduct import check_not_in_a_run
 from server.run.schema import SCORES
@@ -318,7 +318,7 @@ def comparison_of(
         printed = of_row[0].row
         folders = {job.seed: job.folder for job in of_row}
         bound = of_row[0].settings.method.bound
-        lines.append(Line(printed, Row(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
+        lines.append(Line(printed, ScoreRow(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 

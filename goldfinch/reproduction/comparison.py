@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
-from goldfinch.results.rows import Row, ScoreColumn, best_row
+from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
 from goldfinch.results.seeds import Value
 
 EXACT = 1e-9
@@ -54,13 +54,13 @@ class Line:
 
     Args:
         printed: what was published.
-        ours: our finished runs; :attr:`~goldfinch.results.rows.Row.absent` has the seeds without one.
+        ours: our finished runs; :attr:`~goldfinch.results.rows.ScoreRow.absent` has the seeds without one.
         folders: the folders of all runs, by seed.
         measured: the table's further measure, one value per seed.
     """
 
     printed: PublishedRow
-    ours: Row[RunRecord]
+    ours: ScoreRow[RunRecord]
     folders: Mapping[int, Path] = field(default_factory=dict)
     measured: tuple[float, ...] = ()
 

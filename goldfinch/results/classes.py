@@ -13,7 +13,7 @@ from common.metrics import RULES, ClassTotals, Measure
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import Board
-from goldfinch.results.rows import KnownRun, Row
+from goldfinch.results.rows import KnownRun, ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import LOWEST, Sheet, pandas_library
 
@@ -44,10 +44,10 @@ class ClassTable:
     """
 
     title: str
-    row: Row[RunRecord]
+    row: ScoreRow[RunRecord]
     heads: list[str]
     columns: list[str]
-    classes: list[Row[KnownRun]]
+    classes: list[ScoreRow[KnownRun]]
     rule: str
     images: list[int]
     notes: list[str]
@@ -123,12 +123,12 @@ def _has_counts(run: RunRecord, rule: str) -> bool:
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, row: Row[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
+def _class_table(board: Board, row: ScoreRow[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
     domains = domain_columns([row], rule)
-    classes: list[Row[KnownRun]] = []
+    classes: list[ScoreRow[KnownRun]] = []
     images: list[int] = []
     for label, name in enumerate(runs[0].class_names):
-        classes.append(Row(name, [_recalls(run, rule, label) for run in runs]))
+        classes.append(ScoreRow(name, [_recalls(run, rule, label) for run in runs]))
         counts = [_totals(runs[0], rule, domain) for domain in domains]
         images.append(sum(totals.true[label] for totals in counts if totals is not None))
     heads = [*domain_heads([row], domains), "average", "worst"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from common.metrics import PARTIAL, RULES
 from goldfinch.record import RunRecord
 from goldfinch.results.groups import Board
-from goldfinch.results.rows import Row, best_row
+from goldfinch.results.rows import ScoreRow, best_row
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import UNSEEN, Sheet, number_text, pandas_library
 
@@ -53,11 +53,11 @@ class Fact:
     """
 
     name: str
-    value: Callable[[Row[RunRecord]], Any]
-    text: Callable[[Row[RunRecord]], str]
+    value: Callable[[ScoreRow[RunRecord]], Any]
+    text: Callable[[ScoreRow[RunRecord]], str]
 
 
-def _rounds(row: Row[RunRecord]) -> str:
+def _rounds(row: ScoreRow[RunRecord]) -> str:
     skipped = statistics.fmean([len(run.facts.skipped) for run in row.runs])  # seeds may differ
     if skipped:
         return f"{row.rounds_shown} ({skipped:g} skipped)"
@@ -91,7 +91,7 @@ def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) ->
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def domain_columns(rows: Sequence[Row[RunRecord]], rule: str) -> list[str]:
+def domain_columns(rows: Sequence[ScoreRow[RunRecord]], rule: str) -> list[str]:
     """Return the domains of the rows' scores in the order they appear; those that no row scored come last."""
     scored: dict[str, None] = {}
     missing: dict[str, None] = {}
@@ -103,7 +103,7 @@ def domain_columns(rows: Sequence[Row[RunRecord]], rule: str) -> list[str]:
     return list(scored | missing)
 
 
-def domain_heads(rows: Sequence[Row[RunRecord]], domains: Sequence[str]) -> list[str]:
+def domain_heads(rows: Sequence[ScoreRow[RunRecord]], domains: Sequence[str]) -> list[str]:
     """Return the heads of the domains' columns; a domain that no row trained on is marked ``(unseen)``."""
     heads = []
     for name in domains:
@@ -114,7 +114,7 @@ def domain_heads(rows: Sequence[Row[RunRecord]], domains: Sequence[str]) -> list
     return heads
 
 
-def summary_columns(rows: Sequence[Row[RunRecord]]) -> list[str]:
+def summary_columns(rows: Sequence[ScoreRow[RunRecord]]) -> list[str]:
     """Return the columns after the domains.
 
     Runs with unseen domains have an average over the domains that clients trained on, and one over the others. Runs
@@ -189,7 +189,7 @@ def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
     return {**found, "mark": mark, "text": text, "digits": value.digits}
 
 
-def unseen_mark(rows: Sequence[Row[RunRecord]], row: Row[RunRecord], column: str) -> str:
+def unseen_mark(rows: Sequence[ScoreRow[RunRecord]], row: ScoreRow[RunRecord], column: str) -> str:
     """Return the mark of a row that has not trained on a column's domain where another has; empty otherwise."""
     domain = column.removeprefix("domain:")
     if domain == column or domain not in row.unseen:
@@ -199,7 +199,7 @@ def unseen_mark(rows: Sequence[Row[RunRecord]], row: Row[RunRecord], column: str
     return UNSEEN
 
 
-def partial_notes(rows: Sequence[Row[RunRecord]], rule: str) -> list[str]:
+def partial_notes(rows: Sequence[ScoreRow[RunRecord]], rule: str) -> list[str]:
     """Return one line for each row with a partial score: what it lacks, and since when."""
     lines: list[str] = []
     for row in rows:
@@ -322,7 +322,7 @@ def measure(board: Board) -> str:
     return board.rows[0].runs[0].measure.title
 
 
-def starred_label(row: Row[RunRecord]) -> str:
+def starred_label(row: ScoreRow[RunRecord]) -> str:
     """Return a row's label; with a star if it is scored with clients' own models."""
     return row.label + " *" * row.personal
 

@@ -3,13 +3,12 @@
 Tables, reports, figures, sweeps, comparisons and reproduced tables all use these rules.
 
 *One table* (:class:`Board`) holds runs that are scored on the same images: same data set, domains, image size and test
-images, same protocol and same network. *One row* (:class:`~goldfinch.results.rows.Row`) holds runs that differ in the
-seed alone: every setting that changes the result or the score is the same, and so are the rounds that are done, the
-code that ran and, where a partition is fixed, the samples of every client. Runs that ``train.patience`` stopped early
-may have stopped after different rounds. If each run of a row uses its own seed for the partition too, the partitions
-differ, and the runs stay one row.
+images, same protocol and same network. *One row* (:class:`~goldfinch.results.rows.ScoreRow`) holds runs that differ in
+the seed alone: every setting that changes the result or the score is the same, and so are the rounds that are done,
+the code that ran and, where a partition is fixed, the samples of every client. Runs that ``train.patience`` stopped
+early may have stopped after different rounds. If each run of a row uses its own seed for the partition too, the
+partitions differ, and the runs stay one row.
 
-Two runs with the same seed and the same final state, such as from two engines, count once. Of two runs with the same
 seed and different states the first counts, and the other is named below the table.
 """
 
@@ -29,7 +28,7 @@ from common.versions import combined_hash
 from goldfinch.record import RunRecord, setting_text, varying
 from goldfinch.results.rows import (
     PARTITION_SEED,
-    Row,
+    ScoreRow,
     best_row,
     named,
     notes_on,
@@ -62,7 +61,7 @@ class Board:
     data: str
     protocol: str
     model: str
-    rows: list[Row[RunRecord]] = field(default_factory=list)
+    rows: list[ScoreRow[RunRecord]] = field(default_factory=list)
     remark: str = ""
     """What tells it from another board of the same data, protocol and model."""
     left_out: list[RunRecord] = field(default_factory=list)
@@ -127,7 +126,7 @@ class Board:
         for run in self.runs:
             if metric not in run.measures or (metric in COUNTED and not run.has_counts):
                 return None
-        rows: list[Row[RunRecord]] = []
+        rows: list[ScoreRow[RunRecord]] = []
         for row in self.rows:
             runs = [run.by_metric(metric) for run in row.runs]
             rows.append(replace(row, runs=runs))
@@ -249,21 +248,21 @@ def group_runs(
     return found
 
 
-def _by_method(rows: Sequence[Row[RunRecord]]) -> list[Row[RunRecord]]:
+def _by_method(rows: Sequence[ScoreRow[RunRecord]]) -> list[ScoreRow[RunRecord]]:
     """Return the rows with those of one method next to each other, methods in the order of their first row.
 
     Bounds come last, the lower before the upper.
     """
-    methods: dict[str, list[Row[RunRecord]]] = {}
+    methods: dict[str, list[ScoreRow[RunRecord]]] = {}
     for row in rows:
         methods.setdefault(row.runs[0].method_name, []).append(row)
-    found: list[Row[RunRecord]] = []
+    found: list[ScoreRow[RunRecord]] = []
     for members in methods.values():
         found += members
     return sorted(found, key=lambda row: row.bound or "")
 
 
-def bounds_of(rows: Sequence[Row[RunRecord]]) -> dict[str, str]:
+def bounds_of(rows: Sequence[ScoreRow[RunRecord]]) -> dict[str, str]:
     """Return ``lower`` or ``upper`` by the label of each row that is a bound of its table."""
     found: dict[str, str] = {}
     for row in rows:
@@ -272,7 +271,7 @@ def bounds_of(rows: Sequence[Row[RunRecord]]) -> dict[str, str]:
     return found
 
 
-def joined_note(row: Row[RunRecord]) -> list[str]:
+def joined_note(row: ScoreRow[RunRecord]) -> list[str]:
     """Return the note on clients whose last batch of one sample joined the batch before it, if there are any."""
     joined: set[str] = set()
     for run in row.runs:
@@ -287,7 +286,7 @@ def joined_note(row: Row[RunRecord]) -> list[str]:
     ]
 
 
-def run_name(row: Row[RunRecord], run: RunRecord) -> str:
+def run_name(row: ScoreRow[RunRecord], run: RunRecord) -> str:
     """Return a run's name: its row's label, with its seed if the row has several."""
     if len(row.runs) > 1:
         return f"{row.label}, seed {run.seed}"
@@ -297,7 +296,7 @@ def run_name(row: Row[RunRecord], run: RunRecord) -> str:
 # ---- which run is exported -------------------------------------------------------------------------------------------
 
 
-def exported_run(rows: Sequence[Row[RunRecord]], rule: str = "final") -> RunRecord | None:
+def exported_run(rows: Sequence[ScoreRow[RunRecord]], rule: str = "final") -> RunRecord | None:
     """Return the finished run whose model a table offers for export; ``None`` without one.
 
     It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
@@ -367,7 +366,7 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     return list(found.values())
 
 
-def _row(members: Sequence[RunRecord]) -> Row[RunRecord]:
+def _row(members: Sequence[RunRecord]) -> ScoreRow[RunRecord]:
     duplicates: list[RunRecord] = []
     contradictions: list[RunRecord] = []
     by_seed: dict[int, RunRecord] = {}
@@ -379,7 +378,7 @@ def _row(members: Sequence[RunRecord]) -> Row[RunRecord]:
             duplicates.append(run)
         else:
             contradictions.append(run)
-    return Row("", list(by_seed.values()), duplicates, contradictions, bound=members[0].bound)
+    return ScoreRow("", list(by_seed.values()), duplicates, contradictions, bound=members[0].bound)
 
 
 def _new_board(run: RunRecord) -> Board:
@@ -397,11 +396,11 @@ def _text(key: Any) -> str:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def _label(rows: Sequence[Row[RunRecord]], name: Callable[[RunRecord], str]) -> None:
+def _label(rows: Sequence[ScoreRow[RunRecord]], name: Callable[[RunRecord], str]) -> None:
     """Give every row its marks, and a label that no other row of the board has."""
     for row in rows:
         row.marks = _marks(row, rows)
-    by_method: dict[str, list[Row[RunRecord]]] = {}
+    by_method: dict[str, list[ScoreRow[RunRecord]]] = {}
     for row in rows:
         by_method.setdefault(name(row.runs[0]), []).append(row)
     for method, namesakes in by_method.items():
@@ -412,7 +411,7 @@ def _label(rows: Sequence[Row[RunRecord]], name: Callable[[RunRecord], str]) -> 
             count += 1
         for row, label in zip(namesakes, _labels(namesakes, method, keys[:count]), strict=True):
             row.label = label
-    by_label: dict[str, list[Row[RunRecord]]] = {}
+    by_label: dict[str, list[ScoreRow[RunRecord]]] = {}
     for row in rows:
         by_label.setdefault(row.label, []).append(row)
     for label, same in by_label.items():
@@ -421,7 +420,7 @@ def _label(rows: Sequence[Row[RunRecord]], name: Callable[[RunRecord], str]) -> 
                 row.label = f"{label} ({number})"
 
 
-def rename(rows: Sequence[Row[RunRecord]], labels: Sequence[str]) -> None:
+def rename(rows: Sequence[ScoreRow[RunRecord]], labels: Sequence[str]) -> None:
     """Give rows other labels.
 
     Args:
@@ -445,7 +444,7 @@ def rename(rows: Sequence[Row[RunRecord]], labels: Sequence[str]) -> None:
             row.label = new + row.label.removeprefix(old)
 
 
-def _labels(rows: Sequence[Row[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:
+def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:
     found: list[str] = []
     for row in rows:
         parts = [method]
@@ -458,7 +457,7 @@ def _labels(rows: Sequence[Row[RunRecord]], method: str, keys: Sequence[str]) ->
     return found
 
 
-def _marks(row: Row[RunRecord], rows: Sequence[Row[RunRecord]]) -> tuple[str, ...]:
+def _marks(row: ScoreRow[RunRecord], rows: Sequence[ScoreRow[RunRecord]]) -> tuple[str, ...]:
     """Return that ``row`` is a bound or was attacked, and its differences from most rows: code, rounds, seeds."""
     found: list[str] = []
     if row.runs[0].attack:
@@ -488,7 +487,7 @@ def _marks(row: Row[RunRecord], rows: Sequence[Row[RunRecord]]) -> tuple[str, ..
     return tuple(found)
 
 
-def _has_rare_code(row: Row[RunRecord], codes: Counter[tuple[str, str]]) -> bool:
+def _has_rare_code(row: ScoreRow[RunRecord], codes: Counter[tuple[str, str]]) -> bool:
     """Return whether a package that ran for ``row`` is another version than that of most rows that ran it.
 
     Args:

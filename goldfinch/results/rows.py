@@ -156,7 +156,7 @@ AnyRun = TypeVar("AnyRun", bound=ScoredRun, covariant=True)
 
 
 @dataclass
-class Row(Generic[AnyRun]):
+class ScoreRow(Generic[AnyRun]):
     """One row: runs of one method with one setting, by seed.
 
     Args:
@@ -167,8 +167,8 @@ class Row(Generic[AnyRun]):
         marks: what :attr:`label` says besides the method and its settings: that the row is a bound or was attacked, and
             how it differs from most rows of the table in code, rounds or seeds.
         bound: the line of the table that it is, ``lower`` or ``upper``: it is never ranked; ``None`` for other rows.
-        unit: what each of :attr:`runs` stands for. In a comparison it is a study: its final runs share what it chose, so
-            they are one value, and the study's number is in the place of the seed.
+        unit: what each of :attr:`runs` stands for. In a comparison it is a study: its final runs share what it chose,
+            so they are one value, and the study's number is in the place of the seed.
         absent: runs that were to be there and have no score, each with the reason.
         rank: its rank by the mean, if the table has ranks; ``None`` without one.
         difference: its difference from the base of the table, if there is one.
@@ -346,11 +346,11 @@ class Row(Generic[AnyRun]):
 
     # ---- beside other rows ------------------------------------------------------------------------------------------
 
-    def is_identical_to(self, other: Row[Any]) -> bool:
+    def is_identical_to(self, other: ScoreRow[Any]) -> bool:
         """Return whether both rows have the same seeds, and with each seed the same final state."""
         return bool(self.runs) and self.states == other.states and all(self.states.values())
 
-    def minus(self, other: Row[Any], column: ScoreColumn = "average", rule: str = "final") -> Difference | None:
+    def minus(self, other: ScoreRow[Any], column: ScoreColumn = "average", rule: str = "final") -> Difference | None:
         """Return the difference from another row, paired by seed, or by study.
 
         Returns:
@@ -416,7 +416,9 @@ def _lacks(score: Mapping[str, Any], column: ScoreColumn, rule: str, unseen: Col
 # ---- which is best ---------------------------------------------------------------------------------------------------
 
 
-def best_row(rows: Sequence[Row[AnyRun]], column: ScoreColumn = "average", rule: str = "final") -> Row[AnyRun] | None:
+def best_row(
+    rows: Sequence[ScoreRow[AnyRun]], column: ScoreColumn = "average", rule: str = "final"
+) -> ScoreRow[AnyRun] | None:
     """Return the best row of a column, which tables and pages print in bold; ``None`` if no row is the best.
 
     This is the one rule for "best" of rows. A row is the best if it is better than every other row that is ranked with
@@ -432,7 +434,7 @@ def best_row(rows: Sequence[Row[AnyRun]], column: ScoreColumn = "average", rule:
         column: the column. The best ``spread`` is the lowest, and so is the best of a metric of which lower is better.
         rule: how runs are scored.
     """
-    whole: list[tuple[float, Row[AnyRun]]] = []
+    whole: list[tuple[float, ScoreRow[AnyRun]]] = []
     for row in comparable(rows):
         value = row.value(column, rule)
         if value is not None and not value.partial:
@@ -446,7 +448,7 @@ def best_row(rows: Sequence[Row[AnyRun]], column: ScoreColumn = "average", rule:
     return best
 
 
-def comparable(rows: Sequence[Row[AnyRun]]) -> list[Row[AnyRun]]:
+def comparable(rows: Sequence[ScoreRow[AnyRun]]) -> list[ScoreRow[AnyRun]]:
     """Return the rows that are ranked with each other: those scored on one shared model, or else on clients' own.
 
     Bounds are ranked with none.
@@ -456,9 +458,9 @@ def comparable(rows: Sequence[Row[AnyRun]]) -> list[Row[AnyRun]]:
     return shared or methods
 
 
-def ranked(rows: Sequence[Row[AnyRun]], rule: str = "final") -> list[Row[AnyRun]]:
+def ranked(rows: Sequence[ScoreRow[AnyRun]], rule: str = "final") -> list[ScoreRow[AnyRun]]:
     """Return the rows with a whole score, the best average first; a partial one and a bound have no rank."""
-    scored: list[tuple[float, Row[AnyRun]]] = []
+    scored: list[tuple[float, ScoreRow[AnyRun]]] = []
     for row in rows:
         if row.bound:
             continue
@@ -469,14 +471,14 @@ def ranked(rows: Sequence[Row[AnyRun]], rule: str = "final") -> list[Row[AnyRun]
     return [row for _, row in scored]
 
 
-def sign_of(row: Row[Any], column: ScoreColumn) -> int:
+def sign_of(row: ScoreRow[Any], column: ScoreColumn) -> int:
     """Return 1 if a higher number of a column is better, else -1."""
     if column == "spread" or row.measure_of(column).lower_is_better:
         return -1
     return 1
 
 
-def _is_better(row: Row[Any], other: Row[Any], column: ScoreColumn, rule: str) -> bool:
+def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, rule: str) -> bool:
     """Return whether the interval of the difference of two whole rows is on the better side of 0."""
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
     if conditions[0] != conditions[1] or len(row.seeds) < 2 or other_code(row, other):
@@ -487,7 +489,7 @@ def _is_better(row: Row[Any], other: Row[Any], column: ScoreColumn, rule: str) -
     return sign_of(row, column) * difference.low > 0 and sign_of(row, column) * difference.high > 0
 
 
-def other_code(row: Row[Any], other: Row[Any]) -> bool:
+def other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
     """Return whether two rows ran different versions of a package; a package of one of them alone is none."""
     for run, beside in itertools.product(row.runs, other.runs):
         for name, digest in run.code_by_package.items():
@@ -499,14 +501,14 @@ def other_code(row: Row[Any], other: Row[Any]) -> bool:
 # ---- notes -----------------------------------------------------------------------------------------------------------
 
 
-def notes_on(rows: Sequence[Row[Any]]) -> list[str]:
+def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return what a reader has to know before comparing the rows of a table, one sentence each.
 
     It names settings, code and processors in which they differ, rows at chance, and rows that are identical.
     """
     present = [row for row in rows if row.runs]
     found: list[str] = []
-    differences = differing_settings(_settings_by_label(present))
+    differences = setting_differences(_settings_by_label(present))
     if differences:
         found.append(differences_note(differences))
     found += _code_note(present)
@@ -529,7 +531,7 @@ def notes_on(rows: Sequence[Row[Any]]) -> list[str]:
     return found
 
 
-def _code_note(rows: Sequence[Row[Any]]) -> list[str]:
+def _code_note(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return the note on rows that were run by different code, if there are any."""
     if not any(other_code(*pair) for pair in itertools.combinations_with_replacement(rows, 2)):
         return []
@@ -541,10 +543,10 @@ def _code_note(rows: Sequence[Row[Any]]) -> list[str]:
     return [f"Rows were run by different code: {'; '.join(texts)}."]
 
 
-def identical_rows(rows: Sequence[Row[Any]]) -> list[list[str]]:
+def identical_rows(rows: Sequence[ScoreRow[Any]]) -> list[list[str]]:
     """Return the labels of rows that are identical to each other, each set of them once."""
     found: list[list[str]] = []
-    seen: list[Row[Any]] = []
+    seen: list[ScoreRow[Any]] = []
     for row in rows:
         same = [other.label for other in rows if other is row or other.is_identical_to(row)]
         if len(same) > 1 and not any(row.is_identical_to(other) for other in seen):
@@ -553,7 +555,7 @@ def identical_rows(rows: Sequence[Row[Any]]) -> list[list[str]]:
     return found
 
 
-def _settings_by_label(rows: Sequence[Row[Any]]) -> dict[str, dict[str, Any]]:
+def _settings_by_label(rows: Sequence[ScoreRow[Any]]) -> dict[str, dict[str, Any]]:
     """Return the settings of each row, with the seed of its partition unless a row has a partition for every seed."""
     own_partitions = any(row.partition_follows_seed for row in rows)
     found: dict[str, dict[str, Any]] = {}
@@ -568,7 +570,7 @@ Differences = Mapping[str, Mapping[str, Sequence[str]]]
 """The labels of rows by a setting's key and the text of its value."""
 
 
-def differing_settings(options: Mapping[str, Mapping[str, Any]]) -> Differences:
+def setting_differences(options: Mapping[str, Mapping[str, Any]]) -> Differences:
     """Return the settings in which rows differ, besides the method and the seed.
 
     A setting that only one method of the table has belongs to this method: it makes no difference between rows of

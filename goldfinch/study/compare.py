@@ -20,7 +20,7 @@ from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
 from goldfinch.record import RunRecord
-from goldfinch.results.rows import differences_note, differing_settings
+from goldfinch.results.rows import differences_note, setting_differences
 from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from goldfinch.study.rules import Entrant, Rules, entrants_of
 from goldfinch.study.search import (
@@ -243,7 +243,7 @@ def settings_notes(entrants: Sequence[Entrant]) -> list[str]:
             if entrant.case == case:
                 settings = result_settings(entrant.settings.raw, ("seed",))
                 options[entrant.method] = {key: settings[key] for key in settings if key not in entrant.space}
-        differences = differing_settings(options)
+        differences = setting_differences(options)
         if differences:
             found[differences_note(differences)] = None
     return list(found)

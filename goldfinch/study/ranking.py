@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from goldfinch.results.rows import KnownRun, Row, notes_on
+from goldfinch.results.rows import KnownRun, ScoreRow, notes_on
 from goldfinch.results.sheets import number_text
 from goldfinch.results.statistics import holm, ranks
 from goldfinch.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT, LEFT_OUT
@@ -103,14 +103,14 @@ class Ranking:
     Args:
         kind: ``in_domain`` or ``leave_one_out``.
         base: the method that the others are compared with.
-        rows: the methods. :attr:`~goldfinch.results.rows.Row.absent` has the final runs that other rows have.
+        rows: the methods. :attr:`~goldfinch.results.rows.ScoreRow.absent` has the final runs that other rows have.
         trials: the trials of all studies, by method.
         hours: the wall hours of trials and final runs, by method.
     """
 
     kind: str
     base: str
-    rows: list[Row[KnownRun]]
+    rows: list[ScoreRow[KnownRun]]
     trials: dict[str, int]
     hours: dict[str, float]
 
@@ -120,12 +120,12 @@ class Ranking:
         return TITLES[self.kind]
 
 
-def is_ranked(row: Row[KnownRun]) -> bool:
+def is_ranked(row: ScoreRow[KnownRun]) -> bool:
     """Return whether a row of a comparison is complete, scored with one shared model, and no bound."""
     return not row.personal and not row.bound and not row.absent
 
 
-def marked_name(row: Row[KnownRun]) -> str:
+def marked_name(row: ScoreRow[KnownRun]) -> str:
     """Return the method's name with its marks."""
     name = row.label
     if row.bound:
@@ -154,9 +154,9 @@ def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
     return found
 
 
-def correct_together(rows: Sequence[Row[KnownRun]]) -> None:
+def correct_together(rows: Sequence[ScoreRow[KnownRun]]) -> None:
     """Set the p-values of the rows that were tested, corrected by Holm's procedure over all of them."""
-    tested: list[Row[KnownRun]] = []
+    tested: list[ScoreRow[KnownRun]] = []
     p_values: list[float] = []
     for row in rows:
         if row.difference is not None and row.difference.p is not None:
@@ -174,7 +174,7 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     for found in by_method.values():
         for key, count in _final_runs(found).items():
             expected[key] = max(count, expected.get(key, 0))
-    rows: list[Row[KnownRun]] = []
+    rows: list[ScoreRow[KnownRun]] = []
     trials: dict[str, int] = {}
     hours: dict[str, float] = {}
     for method, found in by_method.items():
@@ -192,7 +192,7 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     return Ranking(kind, base.label, sorted(rows, key=_order), trials, hours)
 
 
-def _base(rows: Sequence[Row[KnownRun]]) -> Row[KnownRun]:
+def _base(rows: Sequence[ScoreRow[KnownRun]]) -> ScoreRow[KnownRun]:
     """Return the row that the others are compared with: FedAvg, else the first that is no bound, else the first."""
     for row in rows:
         if row.label == BASE:
@@ -212,7 +212,7 @@ def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> Row[KnownRun]:
+def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> ScoreRow[KnownRun]:
     """Return a method's row without its rank."""
     has = _final_runs(runs)
     absent: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
         if run.kind == "final":
             studies.setdefault(run.study, []).append(run)
     known = [_as_one(number, studies[number]) for number in sorted(studies)]
-    return Row(method, known, bound=runs[0].bound or None, unit="study", absent=absent)
+    return ScoreRow(method, known, bound=runs[0].bound or None, unit="study", absent=absent)
 
 
 def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
@@ -268,7 +268,7 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
     )
 
 
-def _order(row: Row[KnownRun]) -> tuple[bool, str, float, str]:
+def _order(row: ScoreRow[KnownRun]) -> tuple[bool, str, float, str]:
     mean = -1.0
     value = row.value()
     if value is not None:
@@ -313,7 +313,7 @@ def ranked_table(ranking: Ranking) -> str:
     return "\n".join(texts).rstrip()
 
 
-def _cells(ranking: Ranking, row: Row[KnownRun]) -> list[str]:
+def _cells(ranking: Ranking, row: ScoreRow[KnownRun]) -> list[str]:
     rank, worst, difference = "", "-", ""
     if row.rank is not None:
         rank = str(row.rank)

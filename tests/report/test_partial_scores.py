@@ -28,7 +28,7 @@ from goldfinch.results.frames import partial_notes, score_frame, score_sheet
 from goldfinch.results.groups import Board
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
-from goldfinch.results.rows import Row, best_row, ranked
+from goldfinch.results.rows import ScoreRow, best_row, ranked
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
@@ -62,8 +62,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: top / name for name in ("whole", "partial", "other")}
 
 
-def group(label: str, *runs: Path) -> Row[RunRecord]:
-    return Row(label, [RunRecord(each) for each in runs])
+def group(label: str, *runs: Path) -> ScoreRow[RunRecord]:
+    return ScoreRow(label, [RunRecord(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
 LACKS = "seed 1: without dark (last scored in round 1)"
 
 
-def board_of(groups: list[Row[RunRecord]]) -> Board:
+def board_of(groups: list[ScoreRow[RunRecord]]) -> Board:
     return Board("toy", "one_per_domain", "small", groups)
 
 
@@ -172,7 +172,7 @@ def shown(drawn: RenderableType, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def printed(groups: list[Row[RunRecord]]) -> str:
+def printed(groups: list[ScoreRow[RunRecord]]) -> str:
     return shown(score_sheet(board_of(groups), "final").terminal(), 200)
 
 

@@ -15,7 +15,7 @@ from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import best_row, differing_settings
+from goldfinch.results.rows import best_row, setting_differences
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
@@ -153,17 +153,18 @@ def test_a_setting_that_two_methods_have_is_noted_and_one_of_a_single_method_is_
     assert note in table_text([board], "final", "json")
 
 
-@given(
-    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1)),
-    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1)),
-)
-def test_every_setting_that_both_rows_have_and_that_differs_is_found(
+SETTINGS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1))
+
+
+@given(SETTINGS, SETTINGS)
+def test_every_setting_that_two_methods_have_and_that_differs_is_found(
     one: dict[str, int], other: dict[str, int]
 ) -> None:
-    rows = []
+    options: dict[str, dict[str, Any]] = {}
     for method, settings in (("x", one), ("y", other)):
-        rows.append({"method._target_": method, **{f"method.{key}": value for key, value in settings.items()}})
-    found = differing_settings({"x": rows[0], "y": rows[1]})
+        options[method] = {"method._target_": method}
+        options[method] |= {f"method.{key}": value for key, value in settings.items()}
+    found = setting_differences(options)
     assert set(found) == {f"method.{key}" for key in one.keys() & other.keys() if one[key] != other[key]}
 
 

@@ -13,7 +13,7 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line, agreement
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
 from server.run.history import append_lines
 
@@ -52,7 +52,7 @@ def comparison(label: str = "C|D", personal: str = "") -> Comparison:
     for row, of_row in zip(table.listed, scores, strict=True):
         runs = [run_of(seed, *each, personal=row.label == personal) for seed, each in enumerate(of_row)]
         absent = {f"seed {seed}": "not run yet" for seed in range(len(runs), 2)}
-        lines.append(Line(row, Row(row.label, runs, absent=absent)))
+        lines.append(Line(row, ScoreRow(row.label, runs, absent=absent)))
     return Comparison(table, "small", tuple(lines), (0, 1))
 
 
@@ -92,7 +92,7 @@ def test_where_averages_alone_are_printed_they_are_compared_with_ours_over_all_c
     # ours: A 61.3, B 85.3, C 56.7; printed: 73.3, 70, 78.7
     assert (found.order().rows, found.order().kept) == (3, 0)
     assert "The average is over all" in pages(found, "x")[0]
-    idle = tuple(dataclasses.replace(line, ours=Row(line.printed.label)) for line in comparison().lines)
+    idle = tuple(dataclasses.replace(line, ours=ScoreRow(line.printed.label)) for line in comparison().lines)
     for lines in (comparison().lines, idle):  # also before a run is finished
         shared, _ = pages(dataclasses.replace(comparison(), lines=lines), "x")
         assert "over the data sets that both sides have" in shared
@@ -107,7 +107,9 @@ def test_agreement_needs_three_rows_that_differ() -> None:
 
 def test_rows_that_tie_are_named_together_and_win_no_pair() -> None:
     found = comparison()
-    lines = [dataclasses.replace(line, ours=Row(line.printed.label, found.lines[0].ours.runs)) for line in found.lines]
+    lines = [
+        dataclasses.replace(line, ours=ScoreRow(line.printed.label, found.lines[0].ours.runs)) for line in found.lines
+    ]
     same = dataclasses.replace(found, lines=tuple(lines))
     assert same.best(same.average) == []
     assert (same.order().kept, same.order().tied, same.order().pairs) == (0, 2, 2)

@@ -19,7 +19,7 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import _order, _ours
 from goldfinch.reproduction.published import published_table
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.statistics import holm, paired_difference
 from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table
 
@@ -59,9 +59,9 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
     assert all(cells[5] == f"{rows[cells[0]].average:.2f}" for cells in found)
 
 
-def recorded_run(seed: int, folder: Path, rule: str) -> RunRecord:
+def recorded_run(method: str, seed: int, folder: Path, rule: str) -> RunRecord:
     """A run of which ``summary.json`` and ``scores.jsonl`` were kept."""
-    run = scored_run(0.0, seed=seed)
+    run = scored_run(0.0, seed=seed, method=method)
     scores = json.loads((folder / "summary.json").read_text())["scores"]
     lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     vars(run).update(rules={rule: scores[rule]}, score_lines=lines)
@@ -79,8 +79,8 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
     rows = {row.label: row for row in table.rows}
     lines = []
     for label, folders in runs.items():
-        kept = [recorded_run(seed, folders[seed], table.rule) for seed in sorted(folders)]
-        lines.append(Line(rows[label], Row(label, kept)))
+        kept = [recorded_run(label, seed, folders[seed], table.rule) for seed in sorted(folders)]
+        lines.append(Line(rows[label], ScoreRow(label, kept)))
     found = Comparison(table, "paper_net", tuple(lines), (0,))
     assert found.tolerance(found.columns) > 1e-3  # there is a history to count in
     assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found).rows

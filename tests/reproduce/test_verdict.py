@@ -14,7 +14,7 @@ from test_comparison import comparison, run_of
 from goldfinch.reproduction.comparison import EXACT, agreement, levels
 from goldfinch.reproduction.pages import pages
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 
 WORDS = r"\*\*(yes|mostly|no)\*\*"
 
@@ -102,7 +102,7 @@ def test_pairs_of_an_own_model_row_and_a_shared_one_are_left_out() -> None:
 def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     found = comparison()
     runs = [run_of(0, 86, 70, 99, missing={"usps": 3}), run_of(1, 86, 72, 99)]
-    partial = dataclasses.replace(found.lines[1], ours=Row("B", runs))
+    partial = dataclasses.replace(found.lines[1], ours=ScoreRow("B", runs))
     marked = dataclasses.replace(found, lines=(found.lines[0], partial, found.lines[2]))
     assert (found.order().rows, marked.order().rows) == (3, 2)
     text = pages(marked, "x")[0]
@@ -117,7 +117,7 @@ def test_the_page_has_the_verdict_and_its_reasons() -> None:
     assert "> **Does the order hold? mostly.**" in text
     assert "C|D, the paper's own, is number 3 of the 3" in text
     assert "2 of 2 pairs, Spearman 0.87." in text
-    best = dataclasses.replace(found.lines[2], ours=Row("C|D", [run_of(0, 99, 99, 99), run_of(1, 99, 98, 99)]))
+    best = dataclasses.replace(found.lines[2], ours=ScoreRow("C|D", [run_of(0, 99, 99, 99), run_of(1, 99, 98, 99)]))
     first = dataclasses.replace(found, lines=(*found.lines[:2], best))
     assert first.verdict().word == "yes"
 

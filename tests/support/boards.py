@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.scripts import ROOT
 
-from goldfinch.results.rows import KnownRun, Row
+from goldfinch.results.rows import KnownRun, ScoreRow
 from goldfinch.study.ranking import StudyRun, marked_name, rank_methods
 
 BOARD = ROOT / "docs" / "results" / "board.csv"
@@ -85,7 +85,7 @@ def board_tables(path: Path = BOARD) -> dict[str, list[list[str]]]:
     return tables
 
 
-def board_cell(row: Row[KnownRun]) -> str:
+def board_cell(row: ScoreRow[KnownRun]) -> str:
     """The accuracy, and the difference from FedAvg with its interval, in per cent."""
     value = row.value()
     assert value is not None

@@ -13,7 +13,7 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import pages
 from goldfinch.reproduction.published import Scale, published_table
-from goldfinch.results.rows import Row, ScoreColumn
+from goldfinch.results.rows import ScoreColumn, ScoreRow
 from goldfinch.results.seeds import Value
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -26,7 +26,7 @@ PAGES = sorted(
 
 
 @dataclass
-class RecordedRow(Row[RunRecord]):
+class RecordedRow(ScoreRow[RunRecord]):
     """A row of a page: means and deviations over seeds, to two decimals.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from goldfinch.record import RunRecord
 from goldfinch.results.groups import group_runs
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 from server.run.files import OWN, SHARED, End, Facts, ReplyTotals
 
 TOTALS = ReplyTotals.of([{"status": "trained", "bytes_up": 1, "bytes_down": 1}])
@@ -70,9 +70,9 @@ def restate(run: RunRecord, **facts: Any) -> None:
     vars(run)["facts"] = replace(known, **facts)
 
 
-def all_groups(runs: Sequence[RunRecord]) -> list[Row[RunRecord]]:
+def all_groups(runs: Sequence[RunRecord]) -> list[ScoreRow[RunRecord]]:
     """The rows of all tables of runs."""
-    found: list[Row[RunRecord]] = []
+    found: list[ScoreRow[RunRecord]] = []
     for board in group_runs(runs):
         found += board.rows
     return found

@@ -25,7 +25,7 @@ from goldfinch.results.figures import charts
 from goldfinch.results.figures.prototypes import prototype_figure
 from goldfinch.results.groups import Board, run_name
 from goldfinch.results.report.results import metric_boards, total_bytes
-from goldfinch.results.rows import Row
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.run_model import RunModel
 
@@ -233,7 +233,7 @@ def accuracy_against_bytes(board: Board) -> Shown:
     return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
 
 
-def _whole(row: Row[RunRecord], column: str) -> Value | None:
+def _whole(row: ScoreRow[RunRecord], column: str) -> Value | None:
     """Return a row's final score; ``None`` if it lacks the score, or a part of it."""
     value = row.value(column, "final")
     if value is None or value.partial:

@@ -15,7 +15,7 @@ from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassTable, class_tables
 from goldfinch.results.frames import OVER_SEEDS, score_frame, table_notes
 from goldfinch.results.groups import Board
-from goldfinch.results.rows import KnownRun, Row, best_row
+from goldfinch.results.rows import KnownRun, ScoreRow, best_row
 from goldfinch.run_model import RunModel
 from server.run.accounting import largest_epsilon
 from server.run.events import describe
@@ -49,7 +49,7 @@ def title(boards: Sequence[Board]) -> str:
     return f"{shown} on {listing(list(data))}{under}"
 
 
-def worst_domain(row: Row[RunRecord], domains: Sequence[str]) -> str:
+def worst_domain(row: ScoreRow[RunRecord], domains: Sequence[str]) -> str:
     """Return the domain with the lowest mean accuracy."""
     means: list[tuple[float, str]] = []
     for name in domains:
@@ -167,24 +167,24 @@ def recalls(boards: Sequence[Board]) -> list[Recalls]:
     return found
 
 
-def _average_recall(row: Row[KnownRun]) -> float:
+def _average_recall(row: ScoreRow[KnownRun]) -> float:
     value = row.value("average")
     if value is None:
         return math.inf
     return value.mean
 
 
-def score_rows(board: Board, rule: str) -> list[tuple[Row[RunRecord], list[dict[str, Any]]]]:
+def score_rows(board: Board, rule: str) -> list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]]:
     """Return each row with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
     frame = score_frame(board, rule)
-    found: list[tuple[Row[RunRecord], list[dict[str, Any]]]] = []
+    found: list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]] = []
     for row in board.rows:
         found.append((row, frame[frame["method"] == row.label].to_dict("records")))
     return found
 
 
-def over_seeds(rows: Sequence[Row[RunRecord]]) -> str:
-    """Return what ± is in a caption; empty if no row has several runs."""
+def meaning_of_cells(rows: Sequence[ScoreRow[RunRecord]]) -> str:
+    """Return what the two numbers of a cell are, for a caption; empty if no row has several runs."""
     if all(len(row.runs) < 2 for row in rows):
         return ""
     return f"{OVER_SEEDS}; "
@@ -275,7 +275,7 @@ def total_bytes(run: RunRecord) -> float:
     return sum(cost(run)["bytes"].values())
 
 
-def mean_cost(row: Row[RunRecord], what: str) -> dict[str, float]:
+def mean_cost(row: ScoreRow[RunRecord], what: str) -> dict[str, float]:
     """Return the parts of a row's cost, and ``all``, their sum: the mean over its runs; see :func:`cost`."""
     costs = [cost(run)[what] for run in row.runs]
     found: dict[str, float] = {}
@@ -318,7 +318,7 @@ def headline(run: RunRecord) -> str:
     return STATES[run.status]
 
 
-def setting_rows(rows: Sequence[Row[RunRecord]]) -> list[tuple[str, list[str]]]:
+def setting_rows(rows: Sequence[ScoreRow[RunRecord]]) -> list[tuple[str, list[str]]]:
     """Return the settings in which the rows differ, each with its value in every row."""
     keys: dict[str, None] = {}
     for row in rows:
