@@ -9,6 +9,7 @@ the code that ran and, where a partition is fixed, the samples of every client. 
 early may have stopped after different rounds. If each run of a row uses its own seed for the partition too, the
 partitions differ, and the runs stay one row.
 
+Two runs with the same seed and the same final state, such as from two engines, count once. Of two runs with the same
 seed and different states the first counts, and the other is named below the table.
 """
 

@@ -90,13 +90,14 @@ class ToldEvents:
         self._file = Lines(folder / SCORES)
         self._lines: list[dict[str, Any]] = []
         self._events: list[Mapping[str, Any]] = []
+        self._last_scored = -1
 
     def complete(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an event as the listeners got it; events must come in their order."""
         self.pass_over(entry)
         name, number = entry["event"], int(entry.get("round", 0))
         if name == "resume":
-            return {**entry, "best": best_of(self._scores(number).tested())}
+            return {**entry, "best": best_of(self._scores(self._last_scored).tested())}
         if name in ("score", "validation"):
             return {**entry, **self._of(name, number)}
         if name == "finish":
@@ -110,6 +111,8 @@ class ToldEvents:
         """Take note of an event that need not be completed."""
         if entry["event"] in BEGINNINGS:
             self._events = []
+        if entry["event"] == "score":
+            self._last_scored = int(entry["round"])
         if entry["event"] in ("score", "validation", *BEGINNINGS):
             self._events.append(entry)
 

@@ -23,12 +23,13 @@ from torch import nn
 from common import choices
 from common.data.batches import Augmentation
 from common.errors import CheckpointError, ConfigError
-from common.exports import formats, load_model
+from common.exports import load_model
 from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.prototypes import PrototypeSet
 from goldfinch.cli import main
 from goldfinch.commands.export import export
+from goldfinch.exports import formats
 from goldfinch.exports.card import model_card
 from goldfinch.exports.formats import FORMATS, READERS, ExportError
 from goldfinch.record import RunRecord
@@ -110,7 +111,7 @@ def test_the_weights_file_alone_says_its_classes_and_has_plain_names(trained: Ru
         assert json.loads(stream.metadata()["goldfinch"])["classes"] == list(Toy().class_names)
         names = set(stream.keys())
     prototypes = {f"prototypes.{part}" for part in ("vectors", "labels", "weights")}
-    assert names == set(trained.model().state_dict()) | prototypes
+    assert names == set(RunModel(trained).model().state_dict()) | prototypes
 
 
 ALONE = """

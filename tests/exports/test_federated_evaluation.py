@@ -46,7 +46,7 @@ def test_clients_find_what_one_machine_with_all_data_finds(
     found = RunRecord(tmp_path / "run")
     for domain in DOMAINS:
         alone = evaluate(folder, [*data_of(pictures)[:2], f"data.domains=[{domain}]", CLASSES])
-        (line,) = [line for line in found.confusions if line["domain"] == domain]
+        (line,) = [line["confusion"] for line in found.test_lines if line["domain"] == domain]
         counts = [[0] * len(alone["confusion"]) for _ in alone["confusion"]]
         for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
             counts[true][predicted] = count

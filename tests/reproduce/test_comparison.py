@@ -161,12 +161,23 @@ def test_html_stands_alone_and_escapes() -> None:
     assert "    run <b>" in markdown  # Markdown is not escaped
 
 
+CONFIG = {
+    "method": {"_target_": "strategies.fedavg.FedAvg"},
+    "seed": 0,
+    "choices": {},
+    "train": {"rounds": 3},
+    "rounds": {"last_rounds": 5},
+    "data": {},
+}
+"""As much of a run's configuration as its scores need."""
+
+
 def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) -> None:
     second = [(2, "a", 10, 6), (2, "a", 20, 20), (2, "b", 10, 4)]  # a client's own model has 60, another's 100
     third = [(3, "a", 10, 9)]  # b was not scored: a mean would be of other domains
     for number, domain, count, correct in [(1, "a", 10, 5), (1, "b", 10, 10), *second, *third]:
         scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
         append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
-    run = RunRecord(tmp_path)
-    vars(run).update(facts=scored_run(0.0).facts, config={"rounds": {}}, events=[])
-    assert curve([run]) == {1: Value(75.0, None), 2: Value(60.0, None)}
+    record = RunRecord(tmp_path)
+    vars(record)["config"] = CONFIG
+    assert curve([record]) == {1: Value(75.0, None), 2: Value(60.0, None)}
