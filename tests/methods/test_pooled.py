@@ -182,7 +182,7 @@ def test_a_comparison_never_ranks_or_tests_a_bound(tmp_path: Path) -> None:
     ]  # fmt: skip
     bounds = [row for row in table.rows if row.bound]
     assert [(row.difference, row.p) for row in bounds] == [(None, None), (None, None)]
-    tested = next(row for row in table.rows if row.method == "fpl")
+    tested = next(row for row in table.rows if row.label == "fpl")
     assert tested.difference is not None
     assert tested.p == tested.difference.p, "Holm's family has one test"
     (tmp_path / "runs.csv").write_text(runs_csv(runs))

@@ -33,7 +33,7 @@ def test_scores_are_those_of_the_summaries(boards: Any) -> None:
     for rule in ("final", "last_n", "best_round"):
         summaries = [run.summary["scores"][rule] for run in group.runs]
         for column in ("average", "worst", "spread"):
-            assert group.values(column, rule) == pytest.approx([entry[column] for entry in summaries])
+            assert list(group.scores(column, rule).values()) == pytest.approx([entry[column] for entry in summaries])
         for domain in DOMAINS:
             expected = statistics.fmean(entry["accuracy"][domain] for entry in summaries)
             assert group.value(f"domain:{domain}", rule).mean == pytest.approx(expected)
