@@ -14,6 +14,8 @@
 - renderers of a table: functions that write the rows of a table of text, Markdown, HTML, LaTeX or of a terminal.
 - classes that are a row: classes with a mean over runs of their own, which is a member of the type ``Value`` (mean and
   deviation) or ``Difference`` (with its interval), or a collection of them. Those two types themselves are none.
+- modules and names imported from the code that computes (common, strategies, client, server): by all of goldfinch/, and
+  by what reads runs, results/, study/ and reproduction/.
 - circles: groups of modules that import each other, where imports inside functions count.
 """
 
@@ -176,6 +178,36 @@ def _has_a_mean(node: ast.ClassDef) -> bool:
             if names.intersection(ROW_TYPES):
                 return True
     return False
+
+
+COMPUTES = ("common", "strategies", "client", "server")
+"""The packages that compute, which the code hash covers."""
+
+READS_RUNS = ("goldfinch/results/", "goldfinch/study/", "goldfinch/reproduction/")
+"""The folders that should know of a run only what its record says."""
+
+
+def imported(trees: Mapping[Path, ast.Module], folders: tuple[str, ...]) -> dict[str, set[str]]:
+    """Return the names that modules in ``folders`` import from the code that computes, by the module that has them.
+
+    Imports inside functions and for type checkers count.
+    """
+    found: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        if not path.relative_to(ROOT).as_posix().startswith(folders):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in COMPUTES:
+                found.setdefault(str(node.module), set()).update(name.name for name in node.names)
+    return found
+
+
+def names_of(modules: Mapping[str, set[str]]) -> list[str]:
+    """Return the names by their full name, sorted."""
+    found: list[str] = []
+    for module, names in modules.items():
+        found += [f"{module}.{name}" for name in names]
+    return sorted(found)
 
 
 def records(folder: Path) -> list[str]:

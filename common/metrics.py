@@ -6,7 +6,6 @@ import math
 import resource
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -283,32 +282,6 @@ def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
     for domain in sorted(by_domain):
         accuracy[domain] = sum(by_domain[domain]) / len(by_domain[domain])
     return accuracy
-
-
-@dataclass
-class Coverage:
-    """Finds the domains that each round did not score.
-
-    Args:
-        scorers: number of scores of each domain that make it complete: 1 for a shared model, which one client scores;
-            if clients score models or samples of their own, the number of clients that hold the domain.
-        latest: the last round that scored each domain completely.
-    """
-
-    scorers: Mapping[str, int]
-    latest: dict[str, int] = field(default_factory=dict)
-
-    def score(self, number: int, entries: Sequence[tuple[str, int, int]]) -> RoundScore:
-        """Return the score of round ``number`` from its ``(domain, correct, count)`` entries; rounds must ascend."""
-        found = Counter(domain for domain, _, _ in entries)
-        missing: dict[str, int | None] = {}
-        for domain, needed in self.scorers.items():
-            if found[domain] < max(needed, 1):
-                missing[domain] = self.latest.get(domain)
-        for domain in self.scorers:
-            if domain not in missing:
-                self.latest[domain] = number
-        return RoundScore(number, domain_accuracy(entries), missing)
 
 
 def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[RoundScore]:

@@ -6,6 +6,7 @@ lines of a round its score by a metric. :class:`RunScores` has those of all roun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +18,14 @@ from common.metrics import (
     METRICS,
     UNDEFINED,
     ClassTotals,
-    Coverage,
     Measure,
     RoundScore,
+    domain_accuracy,
     summarise,
 )
 
 Scorers = Mapping[str, int]
-"""The domains that are scored, and how many scores complete each; see :class:`common.metrics.Coverage`."""
+"""The domains that are scored, and how many scores complete each; see :class:`ScoreSeries`."""
 
 Values = Mapping[tuple[int, str], Mapping[str, float | None]]
 """The values of further metrics by round and domain; ``None`` for one that is not defined."""
@@ -125,7 +126,8 @@ class ScoreSeries:
     A running run adds each round as it is scored; :class:`RunScores` adds those of a record.
 
     Args:
-        scorers: the scored domains, and how many scores complete each.
+        scorers: the scored domains, and the number of scores that complete each: 1 for a shared model, which one client
+            scores; if clients score models or samples of their own, the number of clients that hold the domain.
         metric: the metric.
         measure: its description; needed for a metric that is recorded as values.
 
@@ -137,7 +139,9 @@ class ScoreSeries:
         self.metric = metric
         self.scores: list[RoundScore] = []
         self._lower_is_better = measure is not None and measure.lower_is_better
-        self._coverage = Coverage(scorers)
+        self._scorers = scorers
+        self._latest: dict[str, int] = {}
+        """The last round that scored each domain completely."""
 
     def add(self, number: int, lines: Sequence[Mapping[str, Any]], values: Values | None = None) -> RoundScore | None:
         """Add a round and return its score; ``None`` if the metric is defined in no domain.
@@ -150,8 +154,7 @@ class ScoreSeries:
         Raises:
             ConfigError: the lines lack the metric's counts.
         """
-        entries = [(line["domain"], line["correct"], line["count"]) for line in lines]
-        accuracy = self._coverage.score(number, entries)
+        accuracy = self._accuracy(number, lines)
         score: RoundScore | None = accuracy
         if self.metric in COUNTED:
             score = self._by_counts(accuracy, lines)
@@ -160,6 +163,18 @@ class ScoreSeries:
         if score is not None:
             self.scores.append(score)
         return score
+
+    def _accuracy(self, number: int, lines: Sequence[Mapping[str, Any]]) -> RoundScore:
+        """Return the score by accuracy, with the domains that were not scored by all clients that should."""
+        entries = [(line["domain"], line["correct"], line["count"]) for line in lines]
+        scores = Counter(line["domain"] for line in lines)
+        missing: dict[str, int | None] = {}
+        for domain, needed in self._scorers.items():
+            if scores[domain] < max(needed, 1):
+                missing[domain] = self._latest.get(domain)
+            else:
+                self._latest[domain] = number
+        return RoundScore(number, domain_accuracy(entries), missing)
 
     def _by_counts(self, accuracy: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore:
         totals = class_totals(lines)

@@ -45,7 +45,7 @@ class Run:
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
 
     def __repr__(self) -> str:
-        if not self.finished:
+        if not self.finished or "final" not in self.records.rules:
             return f"<Run {self.folder}: {self.records.status}>"
         average = f"average {self._final['average']:.2f} %"
         if self.missing:

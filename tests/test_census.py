@@ -20,6 +20,10 @@ LIMITS = {
     "public names defined twice": 13,
     "renderers of a table": 6,
     "classes that are a row": 1,
+    "modules that goldfinch imports": 59,
+    "names that goldfinch imports": 222,
+    "modules that readers of runs import": 28,
+    "names that readers of runs import": 71,
     "circles, imports inside functions counted": 1,
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""
@@ -95,6 +99,14 @@ class Value:
 def test_a_public_name_that_two_modules_define_is_found() -> None:
     trees = {Path("a.py"): ast.parse("class Run: ..."), Path("b.py"): ast.parse("def Run(): ...\ndef _own(): ...")}
     assert list(census.defined_twice(trees)) == ["Run"]
+
+
+def test_names_that_goldfinch_imports_are_counted_once() -> None:
+    path = census.ROOT / "goldfinch/results/made_up.py"
+    code = "from common.metrics import RULES\n\n\ndef f():\n    from common.metrics import RULES, COUNTED\n"
+    trees = {path: ast.parse(code), census.ROOT / "common/a.py": ast.parse("from common.text import size")}
+    found = census.imported(trees, census.READS_RUNS)
+    assert census.names_of(found) == ["common.metrics.COUNTED", "common.metrics.RULES"]
 
 
 def test_an_import_within_a_function_counts_as_one_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

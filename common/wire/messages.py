@@ -54,18 +54,15 @@ def trained_count(counts: Mapping[str, int]) -> int:
     return sum(count for status, count in counts.items() if trained(status))
 
 
-def completed_status(*, train: bool, scaled: bool = False) -> str:
+def completed_status(*, train: bool) -> str:
     """Return the status of a client that did what it was asked: train, or only score the model.
 
     Args:
         train: whether it trained.
-        scaled: whether a filter scaled its update down.
     """
-    if not train:
-        return "scored"
-    if scaled:
-        return SCALED
-    return "trained"
+    if train:
+        return "trained"
+    return "scored"
 
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]

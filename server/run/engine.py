@@ -18,11 +18,14 @@ ENOUGH = "enough others had answered"
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer as asked; its message is cut, and made printable.
+    """Why a client's reply does not count as it was sent, or did not come; the text is cut, and made printable.
+
+    Status and reason of a reply in the record, its event, and the event of a score that it lacks are those of one such
+    object.
 
     Args:
-        status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or
-            ``refused`` (the reply was not accepted).
+        status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered),
+            ``refused`` (the reply was not accepted), or ``scaled`` (a filter scaled its update down).
         reason: one line.
         traceback: the client's own traceback, if it sent one.
         sent: whether the request left at all.

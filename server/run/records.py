@@ -17,10 +17,10 @@ from common.metrics import (
 )
 from common.scores import class_totals
 from common.settings import RunSettings
-from common.wire.messages import Request, completed_status, request_text
+from common.wire.messages import SCALED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
-from server.run.engine import MAX_REASON, Failure
+from server.run.engine import Failure
 from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from server.run.history import History
 from server.run.measures import FurtherMeasures
@@ -123,10 +123,11 @@ class Recorder:
             outcome: what was accepted of them.
             failures: clients without a reply, and replies that were not accepted.
         """
-        self._write_replies(message, requests, replies, outcome, failures)
+        scaled = [Failure(client, SCALED, reason) for client, reason in outcome.scaling_reasons().items()]
+        self._write_replies(message, requests, replies, outcome.admitted, [*scaled, *failures])
         if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
             self._write_scores(outcome, requests, failures)
-        self._write_scaled(outcome)
+        self._write_scaled(scaled, outcome)
         self._write_capped(outcome)
         for reply in outcome.admitted:
             if reply.answer.lost:
@@ -142,10 +143,10 @@ class Recorder:
         message: Payload,
         requests: Mapping[str, Request],
         replies: Sequence[Reply],
-        outcome: Outcome,
+        admitted: Sequence[Reply],
         failures: Sequence[Failure],
     ) -> None:
-        """Append one line per client that was asked.
+        """Append one line per client that was asked, with the status and the reason of its failure if it has one.
 
         Bytes are those that Goldfinch hands to the engine and receives from it: the tensors, the request's text, and
         the error text of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
@@ -154,17 +155,17 @@ class Recorder:
         message_parts, message_size = message.part_bytes(), encoded_size(message)
         arrived = {reply.client: reply for reply in replies}
         lines: list[dict[str, Any]] = []
-        reasons = outcome.scaling_reasons()
-        for reply in outcome.admitted:
+        scaled = {failure.client: failure for failure in failures if failure.status == SCALED}
+        for reply in admitted:
             line = self._reply_line(reply)
             if reply.answer.trained:
                 self._steps[reply.client] = reply.answer.steps
-            if reply.client in reasons:
-                line["status"] = completed_status(train=True, scaled=True)
-                line["reason"] = reasons[reply.client][:MAX_REASON]
+            if reply.client in scaled:
+                line |= {"status": SCALED, "reason": scaled[reply.client].reason}
             lines.append(line)
         for failure in failures:
-            lines.append(self._failure_line(failure, arrived.get(failure.client)))
+            if failure.status != SCALED:
+                lines.append(self._failure_line(failure, arrived.get(failure.client)))
         sent = {failure.client: failure.sent for failure in failures}
         for line in lines:
             client = line["client"]
@@ -219,10 +220,10 @@ class Recorder:
             size = len(failure.reason.encode()) + len(failure.traceback.encode())
         return line | _byte_columns("up", {}, size)
 
-    def _write_scaled(self, outcome: Outcome) -> None:
-        for client, reason in outcome.scaling_reasons().items():
-            factors = {name: round(factor, 6) for name, factor in outcome.scaled[client].items()}
-            self._client_event(SCALED_EVENT, client, reason=reason[:MAX_REASON], factors=factors)
+    def _write_scaled(self, scaled: Sequence[Failure], outcome: Outcome) -> None:
+        for failure in scaled:
+            factors = {name: round(factor, 6) for name, factor in outcome.scaled[failure.client].items()}
+            self._client_event(SCALED_EVENT, failure.client, reason=failure.reason, factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
         """Report once each client that counts for fewer samples than it registered."""
@@ -309,6 +310,8 @@ class Recorder:
     def _resolution(self, outcome: Outcome) -> dict[str, Any]:
         """Return how far the values on test images may be from the exact ones, by metric that is binned."""
         found: dict[str, float] = {}
+        if not self._further.measures:
+            return {}
         for entries in _entries_by_domain(outcome)["test"].values():
             for metric, resolution in self._further.resolution(entries).items():
                 found[metric] = max(found.get(metric, 0.0), resolution)

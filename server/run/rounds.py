@@ -65,8 +65,8 @@ class RoundLoop:
         opened: whether the run's folder was opened; before that, nothing is written.
         stopped_early: whether the run ended before its last round, since validation scores no longer improved.
         registry: the clients, and the key that participants are drawn from. A deployment's devices know the seed, so
-            its key is a random number. Checkpoints, the event that ends the run and ``summary.json`` hold it; no message does, and no
-            listener is told it.
+            its key is a random number. Checkpoints, ``summary.json`` and the last event of the run hold it. No message
+            does, and no listener is told it.
         problem: why a run that reached its end has no final score; empty if it has one.
         history: the run's files.
     """

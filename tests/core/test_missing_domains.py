@@ -14,7 +14,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
-from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, named_missing, states, summarise
+from common.metrics import UNDEFINED, Measure, RoundScore, named_missing, states, summarise
 from common.scores import RunScores, ScoreSeries
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
@@ -149,9 +149,15 @@ def test_own_models_of_a_domain_are_all_scored_or_the_domain_is_missing(method: 
 
 
 def test_several_clients_of_a_domain_with_models_of_their_own() -> None:
-    coverage = Coverage({"a": 2, "b": 1})
-    assert coverage.score(1, [("a", 1, 2), ("a", 2, 2), ("b", 1, 1)]).missing == {}
-    second = coverage.score(2, [("a", 1, 2), ("b", 1, 1)])
+    def line(domain: str, correct: int, count: int) -> dict[str, Any]:
+        return {"domain": domain, "correct": correct, "count": count}
+
+    series = ScoreSeries({"a": 2, "b": 1})
+    first = series.add(1, [line("a", 1, 2), line("a", 2, 2), line("b", 1, 1)])
+    assert first is not None
+    assert first.missing == {}
+    second = series.add(2, [line("a", 1, 2), line("b", 1, 1)])
+    assert second is not None
     assert second.missing == {"a": 1}, "one of its two clients is not there"
     assert second.accuracy == {"a": 50.0, "b": 100.0}
 

@@ -131,7 +131,7 @@ def shown(folder: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> dict
         capsys.readouterr()
         status = main([words[0], str(folder), *words[1:]])
         told[" ".join(words)] = f"{status} {''.join(capsys.readouterr())}"
-    if "final" in RunRecord(folder).rules:
+    if RunRecord(folder).ended and "final" in RunRecord(folder).rules:
         told["json"] = _file(main(["table", str(folder), "--output", str(place / "table.json")]), place / "table.json")
     page = write_report([str(folder)], place / "page.html").read_text()
     told["report"] = re.sub(r"on \d{4}-\d\d-\d\d \d\d:\d\d UTC", "", page)
