@@ -13,6 +13,8 @@
 - commands of the ``goldfinch`` program; those of a group count as one.
 - public names defined twice: functions and classes at the top of two modules, without a leading underscore.
 - renderers of a table: functions that write the rows of a table of text, Markdown, HTML, LaTeX or of a terminal.
+- classes that are a row: classes with a mean over runs of their own, which is a member of the type ``Value`` (mean and
+  deviation) or ``Difference`` (with its interval), or a collection of them. Those two types themselves are none.
 - modules and names imported from the code that computes (common, strategies, client, server): by all of goldfinch/, and
   by what reads runs, results/, study/ and reproduction/.
 - circles: groups of modules that import each other, where imports inside functions count.
@@ -199,6 +201,34 @@ def _writes_a_table(function: ast.FunctionDef) -> bool:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in TABLE_CALLS:
+                return True
+    return False
+
+
+ROW_TYPES = ("Value", "Difference")
+"""The types of a mean over runs, and of a difference between such means."""
+
+
+def classes_of_rows(trees: Mapping[Path, ast.Module]) -> list[str]:
+    """Return the classes with a field, property or method of a type of :data:`ROW_TYPES`."""
+    found: list[str] = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name not in ROW_TYPES and _has_a_mean(node):
+                found.append(f"{path.relative_to(ROOT).as_posix()} {node.name}")
+    return sorted(found)
+
+
+def _has_a_mean(node: ast.ClassDef) -> bool:
+    for member in node.body:
+        annotation = None
+        if isinstance(member, ast.AnnAssign):
+            annotation = member.annotation
+        elif isinstance(member, ast.FunctionDef):
+            annotation = member.returns
+        if annotation is not None:
+            names = {name.id for name in ast.walk(annotation) if isinstance(name, ast.Name)}
+            if names.intersection(ROW_TYPES):
                 return True
     return False
 

@@ -19,6 +19,7 @@ LIMITS = {
     "commands": 14,
     "public names defined twice": 13,
     "renderers of a table": 6,
+    "classes that are a row": 1,
     "modules that goldfinch imports": 59,
     "names that goldfinch imports": 222,
     "modules that readers of runs import": 28,
@@ -97,6 +98,25 @@ def test_a_function_that_writes_a_table_is_found() -> None:
     path = census.ROOT / "server/made_up.py"
     code = 'def one():\n    return "|---:|"\n\n\ndef two():\n    return 1\n'
     assert census.renderers({path: ast.parse(code)}) == ["server/made_up.py one"]
+
+
+def test_a_class_with_a_mean_over_runs_of_its_own_is_found() -> None:
+    code = """
+class Line:
+    cells: list[Value | None]
+class Table:
+    def ours(self, column: str) -> dict[int, Value]: ...
+class Board:
+    rows: list[Row]
+class Value:
+    @classmethod
+    def of(cls) -> Value | None: ...
+"""
+    path = census.ROOT / "goldfinch/made_up.py"
+    assert census.classes_of_rows({path: ast.parse(code)}) == [
+        "goldfinch/made_up.py Line",
+        "goldfinch/made_up.py Table",
+    ]
 
 
 def test_a_public_name_that_two_modules_define_is_found() -> None:
