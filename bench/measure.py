@@ -193,6 +193,7 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
         "names that goldfinch imports": census.names_of(imported),
         "modules that readers of runs import": sorted(by_readers),
         "names that readers of runs import": census.names_of(by_readers),
+        "values of conf/ that equal a default": census.values_equal_to_a_default(),
         "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
     }
 

@@ -21,7 +21,7 @@ UNDEFINED = -1
 
 
 Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "worst_class"]
-"""A measure that is computed from a domain's confusion counts; see :func:`metric_of`."""
+"""A measure that is computed from a domain's confusion counts; see :meth:`ClassTotals.metric`."""
 
 METRICS: dict[str, str] = {
     "accuracy": "accuracy",
@@ -127,26 +127,22 @@ class ClassTotals:
     def of(cls, confusion: Sequence[Sequence[int]]) -> ClassTotals:
         """Return the totals of confusion counts ``[K][K]``: images by true class (row) and predicted class (column)."""
         found = cls.empty(len(confusion))
-        found.add_all(confusion)
+        found.add_cells(cells_of(confusion))
         return found
-
-    def add_all(self, confusion: Sequence[Sequence[int]]) -> None:
-        """Add the images of confusion counts ``[K][K]``."""
-        for true, row in enumerate(confusion):
-            for predicted, count in enumerate(row):
-                self.add(true, predicted, count)
-
-    def add(self, true: int, predicted: int, count: int) -> None:
-        """Add ``count`` images of class ``true`` that were predicted as class ``predicted``."""
-        self.true[true] += count
-        self.predicted[predicted] += count
-        if true == predicted:
-            self.correct[true] += count
 
     def add_cells(self, cells: Mapping[str, Any]) -> None:
         """Add the images of confusion counts without their zeros, see :func:`cells_of`."""
         for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
-            self.add(true, predicted, count)
+            self.true[true] += count
+            self.predicted[predicted] += count
+            if true == predicted:
+                self.correct[true] += count
+
+    def recall(self, label: int) -> float | None:
+        """Return the share of a class's images that were predicted as it, in per cent; ``None`` without images."""
+        if not self.true[label]:
+            return None
+        return 100.0 * self.correct[label] / self.true[label]
 
     def metric(self, name: str) -> float:
         """Return a metric in per cent, of at least one image.
@@ -162,26 +158,17 @@ class ClassTotals:
             return 100.0 * sum(self.correct) / sum(self.true)
         recalls: list[float] = []
         scores: list[float] = []
-        for true, predicted, correct in zip(self.true, self.predicted, self.correct, strict=True):
-            if true:
-                recalls.append(100.0 * correct / true)
+        for label, (true, predicted) in enumerate(zip(self.true, self.predicted, strict=True)):
+            recall = self.recall(label)
+            if recall is not None:
+                recalls.append(recall)
             if true or predicted:
-                scores.append(200.0 * correct / (true + predicted))
+                scores.append(200.0 * self.correct[label] / (true + predicted))
         if name == "balanced_accuracy":
             return statistics.fmean(recalls)
         if name == "worst_class":
             return min(recalls)
         return statistics.fmean(scores)
-
-
-def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
-    """Return a metric of confusion counts, in per cent; see :meth:`ClassTotals.metric`.
-
-    Args:
-        confusion: ``[K][K]``, images by true class (row) and predicted class (column); at least one image.
-        metric: one of :data:`METRICS`.
-    """
-    return ClassTotals.of(confusion).metric(metric)
 
 
 def cells_of(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -51,88 +51,6 @@ would hold scores of both kinds. ``train.rounds`` cannot be less than the rounds
 run that follows a schedule over all rounds.
 """
 
-ADDED_SETTINGS: Mapping[str, Any] = {
-    "protocol.validation": 0.0,
-    "data.duplicates": "warn",
-    "data.broken": "refuse",
-    "data.range": [],
-    "data.page": 1,
-    "data.augmentation.normalisation": "fixed",
-    "model.freeze": "none",
-    "model.features": 128,
-    "model.width": 64,
-    "train.schedule": "constant",
-    "train.label_smoothing": 0.0,
-    "train.class_weights": "none",
-    "train.patience": None,
-    "rounds.metric": "accuracy",
-    "rounds.scores": False,
-    "rounds.opposing": "off",
-    "rounds.key": None,
-    "own_metric._target_": "common.own_metric.NoMetric",
-    "attack._target_": "strategies.core.attacks.NoAttack",
-}
-"""Settings that some recorded runs have and others lack, each with the value that changes nothing."""
-
-REMOVED_SETTINGS: Mapping[str, Any] = {
-    "rounds.absence": 0.0,
-    "rounds.joins": None,
-    "rounds.opposing": "off",
-    "engine.connections": None,
-    "engine.listen": "127.0.0.1:0",
-    "engine.advertised": None,
-    "tracker.prometheus_port": None,
-    "tracker.prometheus_address": "127.0.0.1",
-}
-"""Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
-
-REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    "strategies.combined.Combined": {"consistency_reduce": "mean", "level": None, "adaptive_alpha": False},
-    "common.data.protocols.LeaveOut": {"balanced": False},
-    "common.data.protocols.OneClientPerDomain": {"balanced": False},
-    "common.data.domainnet.DomainNet": {"rounding": "round"},
-    "common.data.folder.Folder": {"listing": ""},
-    "common.data.office_caltech.OfficeCaltech": {"rounding": "round"},
-    "common.data.office_home.OfficeHome": {"rounding": "round"},
-    "common.data.pacs.PACS": {"rounding": "floor"},
-    "common.data.views.RandConv": {"kernel_sizes": [1, 3, 5, 7]},
-    "common.data.vlcs.VLCS": {"rounding": "round"},
-    "common.models.specs.ResNet10": {"initialisation": "default"},
-    "strategies.core.robust.GeometricMedian": {"iterations": 100, "smoothing": 1e-6},
-    "strategies.fccl_plus.FCCLPlus": {"public_rate_end": 1.0, "off_diagonal": 0.0051, "teacher_mode": "eval"},
-    "strategies.fedadg.FedADG": {
-        "condition": 0.6,
-        "noise_size": None,
-        "hidden_size": None,
-        "discriminator_size": None,
-    },
-    "strategies.feddap.FedDAP": {"fusion": "similarity", "fusion_temperature": 0.001},
-    "strategies.feddyn.FedDyn": {"adaptive_alpha": False},
-    "strategies.fedgca.FedGCA": {"adaptive_alpha": False},
-    "strategies.fedopt.FedOpt": {"beta_1": 0.9, "beta_2": 0.99},
-    "strategies.fedplcc.FedPLCC": {"level": None},
-    "strategies.fedplvm.FedPLVM": {"level": None, "alpha_in_correction": False},
-    "strategies.fedrep.FedRep": {"body_epochs": 1},
-    "strategies.fedsam.FedSAM": {"batch_norm": "first"},
-    "strategies.fedsr.FedSR": {"latent_size": None, "test_samples": 20},
-    "strategies.fpl.FPL": {"consistency_reduce": "mean", "level": None},
-    "strategies.fpl_heal.FPLHeal": {"consistency_reduce": "mean", "level": None},
-    "strategies.i2pfl.I2PFL": {"mixup": 0.4, "augmented_over": "batch", "reduce": "mean"},
-    "strategies.moon.MOON": {"projection": 0},
-    "strategies.per_fedavg.PerFedAvg": {"outer_rate": None},
-    "strategies.rucr.RUCR": {
-        "mix_low": 0.2,
-        "mix_high": 0.8,
-        "rebalance_last": None,
-        "feed_back": True,
-        "per_class": 50,
-    },
-}
-"""Settings that a class had, each with the value that is now the only one; identities still hold them."""
-
-REMOVED_FROM_ALL = ("rounds.absence", "rounds.joins")
-"""Removed settings that every run had. They stay in the identity, so that runs from before keep theirs."""
-
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return nested settings by ``a.b.c`` keys; lists stay values.
@@ -204,7 +122,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not _is_record(content):
         raise ConfigError(f"{path} is not a run's configuration")
-    return _without_removed({str(key): value for key, value in content.items()})
+    return {str(key): value for key, value in content.items() if key != CLASS_NAMES}
 
 
 def read_class_names(path: Path) -> list[str]:
@@ -247,30 +165,6 @@ def check_trusted(content: Mapping[str, Any], path: Path) -> None:
                 "--config-dir with the folder that names it; or declare it as an entry point of its package, see "
                 "docs/add-a-method.md"
             )
-
-
-def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration without the settings that exist no more, where they changed nothing."""
-    for key, neutral in REMOVED_SETTINGS.items():
-        group, _, name = key.partition(".")
-        settings = content.get(group)
-        if isinstance(settings, dict) and settings.get(name, neutral) == neutral:
-            settings.pop(name, None)
-    if content["data"].get("duplicates") == "keep":  # its name before images in two places were counted
-        content["data"]["duplicates"] = "warn"
-    content.pop(CLASS_NAMES, None)
-    for group, settings in content.items():
-        for name, only in removed_of_class(settings).items():
-            if content[group].get(name, only) == only:
-                content[group].pop(name, None)
-    return content
-
-
-def removed_of_class(settings: Any) -> Mapping[str, Any]:
-    """Return the settings that the class of a group had, such as of ``method``, and the only value of each."""
-    if not isinstance(settings, Mapping):
-        return {}
-    return REMOVED_OF_CLASSES.get(str(settings.get("_target_")), {})
 
 
 def _yaml_in(path: Path) -> str:
@@ -340,8 +234,7 @@ def contradictions(
 
     Returns:
         By ``a.b.c`` keys, the value now and the value before, ``None`` for a missing one; empty without the file.
-        Of a group with another option, the option alone is among them, by the group's name. Scoring settings that the
-        file lacks, as of older versions, are not.
+        Of a group with another option, the option alone is among them, by the group's name.
     """
     if not path.exists():
         return {}
@@ -351,8 +244,7 @@ def contradictions(
     now = result_settings(written, changeable)
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before | now):
-        unknown = key in SCORING_SETTINGS and key not in before
-        if before.get(key) == now.get(key) or unknown:
+        if before.get(key) == now.get(key):
             continue
         group = key.partition(".")[0]
         options = written["choices"].get(group), recorded["choices"].get(group)
@@ -365,16 +257,4 @@ def contradictions(
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
-    found = flat(raw, (*NOT_THE_RESULT, *without))
-    for key in REMOVED_FROM_ALL:
-        found.setdefault(key, REMOVED_SETTINGS[key])
-    for group, settings in raw.items():
-        for name, only in removed_of_class(settings).items():
-            found.setdefault(f"{group}.{name}", only)
-    if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
-        found.pop("train.step_rounds", None)
-        found.pop("train.step_factor", None)
-    for key, neutral in ADDED_SETTINGS.items():  # left out, so that older runs keep their identity
-        if key in found and found[key] == neutral:
-            found.pop(key)
-    return found
+    return flat(raw, (*NOT_THE_RESULT, *without))

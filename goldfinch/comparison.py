@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from goldfinch.overrides import overrides_of
 from goldfinch.runs import Run, Runs
+from goldfinch.study.options import NAMES, Rules
 from server.run.signals import terminable
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ def compare(
     methods: Sequence[str],
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
-    trials: int = 8,
-    studies: int = 3,
-    runs: int = 2,
-    scores: Sequence[str] = ("in_domain",),
-    weighting: str = "",
-    batch: int = 1,
     output: Path | str | None = None,
     storage: str = "",
     jobs: int = 1,
@@ -46,16 +41,13 @@ def compare(
         methods: names of conf/method/.
         overrides: settings of all runs, such as ``"data.image_size=32"``.
         settings: the same by key.
-        trials: trials of a study for each searched setting.
-        studies: independent tuning studies of each method; an interval needs two.
-        runs: final runs of each study.
-        scores: ``in_domain``, ``leave_one_out`` or both.
-        weighting: ``uniform`` or ``samples`` for all methods; empty leaves each method's own.
-        batch: trials of a study that are drawn without each other's scores, and can be done at the same time.
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``.
+        keywords: the numbers of the comparison, which are ``studies``, ``trials``, ``runs``, ``scores``, ``weighting``
+            and ``batch`` (:class:`goldfinch.study.options.Rules`), and settings as in :func:`goldfinch.run`, without
+            ``method``, ``seed`` and ``output``. ``overwrite=True`` replaces a comparison of other settings or other
+            code, which is kept otherwise.
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
@@ -70,18 +62,23 @@ def compare(
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
     from goldfinch.results.sheets import pandas_library
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
-    from goldfinch.study.rules import Rules
 
-    given = (*overrides_of(settings, keywords), *overrides)
-    rules = Rules(studies, trials, runs, tuple(scores), weighting, batch)
+    numbers: dict[str, Any] = {}
+    for name in NAMES:
+        if name in keywords:
+            numbers[name] = keywords.pop(name)
+    rules = Rules(**numbers)
+    given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
+    request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
-        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules, storage), jobs)
+        done = study.compare(request, jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:

@@ -32,7 +32,7 @@ SHARED = ("config", "options", "facts", "events", "score_lines", "test_lines", "
 class RunRecord(RunFiles):
     """The record of a run, finished or not. Each file is read when it is first needed.
 
-    Every property raises :class:`~common.errors.ConfigError` if its file is damaged, or if an earlier version wrote it.
+    Every property raises :class:`~common.errors.ConfigError` if its file is damaged, or if an older version wrote it.
 
     Args:
         folder: the run's output folder.
@@ -92,7 +92,7 @@ class RunRecord(RunFiles):
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
-        return {"rounds.metric": self.validation_metric} | result_settings(self.config, ("seed",))
+        return result_settings(self.config, ("seed",))
 
     @property
     def title(self) -> str:
@@ -375,9 +375,10 @@ class RunRecord(RunFiles):
 
     @cached_property
     def changed_scoring(self) -> list[int]:
-        """The numbers of test images of one domain, if a part of a resumed run had others; empty if not.
+        """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
 
-        Means over the rounds of such a run mix scores of different images.
+        They differ if a device's test images changed before the run was resumed. Means over the rounds of such a run
+        mix scores of different images.
         """
         if not any(entry["event"] == "resume" for entry in self.events):
             return []

@@ -153,7 +153,7 @@ class RunModel:
             CheckpointError: it is not in the run's folder.
         """
         own = self.folder / "clients" / self.checkpoint.run / folder_name(client)
-        return kept_part(own, (self.checkpoint.counted or {}).get(client), self.method.exchanges)
+        return kept_part(own, self.checkpoint.counted.get(client), self.method.exchanges)
 
     def model_for(self, domain: str) -> Model:
         """Return the model that was scored on ``domain``: the global model, or that of the domain's first client."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
+from common.metrics import COUNTED, METRICS, PARTIAL, RULES, ClassTotals
 from common.scores import score_row
 from goldfinch.overrides import check_reachable, overrides_of
 from server.run.history import reply_row
@@ -171,16 +171,21 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
-        if domain not in found:
-            rounds = [str(number) for number, name in self.records.class_totals if name == domain]
+        number, totals = self._scored_round(round_number), self._class_totals(round_number)
+        if domain not in totals:
+            rounds = [str(scored) for scored, name in self.records.class_totals if name == domain]
             raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain!r} in round {self._scored_round(round_number)}; "
-                f"domains of this round: {', '.join(found) or 'none'}; rounds of {domain!r}: "
-                f"{', '.join(rounds) or 'none'}"
+                f"{self.folder} has no confusion counts of {domain!r} in round {number}; "
+                f"domains of this round: {', '.join(totals)}; rounds of {domain!r}: {', '.join(rounds) or 'none'}"
             )
         names = self.records.class_names
-        table = pandas_library().DataFrame(found[domain], index=names, columns=names)
+        counts = [[0] * len(names) for _ in names]
+        for line in self.records.test_lines:
+            if (line["round"], line["domain"]) == (number, domain):
+                cells = line["confusion"]
+                for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
+                    counts[true][predicted] += count
+        table = pandas_library().DataFrame(counts, index=names, columns=names)
         table.index.name, table.columns.name = "true", "predicted"
         return table
 
@@ -190,8 +195,8 @@ class Run:
             return round_number
         return max([score.round for score in self.records.round_scores], default=-1)
 
-    def _counts(self, round_number: int | None) -> dict[str, list[list[int]]]:
-        """Return the confusion counts of a round by domain, ``[K][K]``; only of domains that it scored by all clients.
+    def _class_totals(self, round_number: int | None) -> dict[str, ClassTotals]:
+        """Return the images by class of a round by domain; only of domains that it scored by all clients.
 
         Args:
             round_number: the scored round; ``None`` is the last of the run.
@@ -199,27 +204,23 @@ class Run:
         Raises:
             ConfigError: the round has no confusion counts.
         """
-        number = self._scored_round(round_number)
+        chosen = self._scored_round(round_number)
         partial: set[str] = set()
         for score in self.records.round_scores:
-            if score.round == number:
+            if score.round == chosen:
                 partial.update(score.missing)
-        size = len(self.records.class_names)
-        found: dict[str, list[list[int]]] = {}
-        for line in self.records.test_lines:
-            domain = str(line["domain"])
-            if int(line["round"]) != number or domain in partial or "confusion" not in line:
-                continue
-            counts = found.setdefault(domain, [[0] * size for _ in range(size)])
-            cells = line["confusion"]
-            for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
-                counts[true][predicted] += count
-        if not found:
-            rounds = sorted({str(number) for number, _ in self.records.class_totals}, key=int)
+        totals: dict[str, ClassTotals] = {}
+        rounds: list[str] = []
+        for (number, domain), of_domain in sorted(self.records.class_totals.items()):
+            rounds.append(str(number))
+            if number == chosen and domain not in partial:
+                totals[domain] = of_domain
+        if not totals:
             raise ConfigError(
-                f"{self.folder} has no confusion counts in round {number}; rounds: {', '.join(rounds) or 'none'}"
+                f"{self.folder} has no confusion counts in round {chosen}; "
+                f"rounds: {', '.join(dict.fromkeys(rounds)) or 'none'}"
             )
-        return found
+        return totals
 
     def metrics(self, round_number: int | None = None) -> pd.DataFrame:
         """Return a row per domain with accuracy, balanced accuracy, macro F1 and the worst class's recall, in per cent.
@@ -234,12 +235,12 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
+        totals = self._class_totals(round_number)
         rows: dict[str, dict[str, float]] = {}
         for domain in self.records.domains:
             rows[domain] = dict.fromkeys(METRICS, float("nan"))
-            if domain in found:
-                rows[domain] = {metric: metric_of(found[domain], metric) for metric in METRICS}
+            if domain in totals:
+                rows[domain] = {metric: totals[domain].metric(metric) for metric in METRICS}
         return pandas_library().DataFrame.from_dict(rows, orient="index")
 
     def recall(self, round_number: int | None = None) -> pd.DataFrame:
@@ -255,15 +256,14 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
+        totals = self._class_totals(round_number)
         names = self.records.class_names
-        columns: dict[str, list[float]] = {}
+        columns: dict[str, list[float | None]] = {}
         for domain in self.records.domains:
-            columns[domain] = [float("nan")] * len(names)
-            for label, counts in enumerate(found.get(domain, [])):
-                if sum(counts):
-                    columns[domain][label] = 100 * counts[label] / sum(counts)
-        return pandas_library().DataFrame(columns, index=names)
+            columns[domain] = [None] * len(names)
+            if domain in totals:
+                columns[domain] = [totals[domain].recall(label) for label in range(len(names))]
+        return pandas_library().DataFrame(columns, index=names, dtype=float)
 
     def prototypes(self) -> dict[int, PrototypeSet]:
         """Return the global prototypes after each round that the run kept; empty if its method has none.
@@ -341,11 +341,12 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         ConfigError: a setting is wrong, or the output folder holds a run already.
         EngineError: the run could not be completed.
     """
-    from common.config import compose_config
+    from common.composition import compose_config
+    from common.overrides import parse_overrides
     from common.settings import settings_of
     from goldfinch.commands import running
 
-    given = [*overrides_of(settings, keywords), *overrides]
+    given = parse_overrides([*overrides_of(settings, keywords), *overrides])
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
     with terminable():
@@ -472,12 +473,18 @@ def sweep(
         settings: the same by key; a list or range has one run for each value.
         output: folder of the runs; ``None`` takes a folder that is named after the settings. Finished runs are kept.
         jobs: runs at a time.
-        keywords: as in :func:`run`; a list or range has one run for each value.
+        keywords: as in :func:`run`; a list or range has one run for each value. ``overwrite=True`` replaces runs of
+            other settings or other code, which are kept otherwise.
+
+    Raises:
+        ConfigError: a setting is wrong, or runs are missing: they failed, or their folders hold other runs.
     """
     from goldfinch.commands import sweep as command
+    from goldfinch.kept import split_overwrite
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
-    folder = Path(output or command.default_output("sweep", given))
+    chosen, overwrite = split_overwrite(given)
+    folder = Path(output or command.default_output("sweep", chosen))
     with terminable():
-        command.sweep(given, folder, jobs)
+        command.sweep(chosen, folder, jobs, overwrite=overwrite)
     return load_runs(folder)

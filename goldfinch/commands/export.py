@@ -162,7 +162,7 @@ def _kept(run: RunModel, *, whole: bool) -> Mapping[str, OwnVersion]:
     """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
     if whole:
         return {}
-    return run.checkpoint.counted or {}
+    return run.checkpoint.counted
 
 
 def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:

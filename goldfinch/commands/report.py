@@ -21,7 +21,7 @@ def write_csv(folders: Sequence[str]) -> list[Path]:
         folders: run folders, or folders with runs below them.
 
     Raises:
-        ConfigError: there is no run, or an earlier version wrote one.
+        ConfigError: there is no run, or an older version of Goldfinch wrote one.
     """
     written: list[Path] = []
     for run in find_runs(folders, finished=False):

@@ -18,7 +18,8 @@ from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
 from common.text import shell_line
 from common.versions import combined_hash, package_versions
-from goldfinch.commands.sweep import Job, check_data, execute, raise_failures
+from goldfinch.commands.sweep import Job, check_data, execute, raise_failures, ways_on
+from goldfinch.kept import split_overwrite
 from goldfinch.record import RunRecord, varying
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import Picture, pages
@@ -34,6 +35,7 @@ from goldfinch.results.figures.charts import bars, convergence, rendered, sensit
 from goldfinch.results.rows import ScoreColumn, ScoreRow
 from goldfinch.results.seeds import Value, curve
 from server.run.conduct import check_not_in_a_run
+from server.run.existing import Step
 from server.run.schema import SCORES
 from server.run.summary import SUMMARY
 
@@ -56,6 +58,7 @@ class ReproductionRequest:
         output: the output folder; ``None`` is ``outputs/reproduce/<scale>``.
         overrides: further settings of every row.
         records: a second folder for the page and each run's small files, written after every run; ``None`` for none.
+        overwrite: whether runs of other code are replaced.
     """
 
     table: PublishedTable
@@ -65,6 +68,7 @@ class ReproductionRequest:
     output: str | None = None
     overrides: tuple[str, ...] = ()
     records: str | None = None
+    overwrite: bool = False
 
     @property
     def folder(self) -> Path:
@@ -75,7 +79,7 @@ class ReproductionRequest:
 
     @property
     def command(self) -> str:
-        """The command of this request."""
+        """The command of this request, without its output."""
         arguments = ["--scale", self.scale]
         if self.methods:
             arguments += ["--methods", ",".join(self.methods)]
@@ -100,6 +104,7 @@ def request_of(
     names: list[str] = []
     overrides: list[str] = []
     reserved: list[str] = []
+    arguments, overwrite = split_overwrite(arguments)
     for argument in arguments:
         key, equals, _ = argument.partition("=")
         if not equals:
@@ -127,6 +132,7 @@ def request_of(
         str(output) if output else None,
         tuple(overrides),
         str(records) if records else None,
+        overwrite,
     )
 
 
@@ -201,7 +207,9 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
-    check_data([job for job in jobs if not job.finished()])
+    if request.overwrite:
+        jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
+    check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:
@@ -217,6 +225,8 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
                 splits |= record.facts.splits
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
+    for line in ways_on(jobs, request.command, request.folder):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     raise_failures(failures)
     return path
 

@@ -147,8 +147,11 @@ def _recalls(run: RunRecord, rule: str, label: int) -> KnownRun:
     recalls: dict[str, float] = {}
     for domain in score["accuracy"]:
         totals = _totals(run, rule, domain)
-        if totals is not None and totals.true[label]:
-            recalls[domain] = 100.0 * totals.correct[label] / totals.true[label]
+        recall = None
+        if totals is not None:
+            recall = totals.recall(label)
+        if recall is not None:
+            recalls[domain] = recall
     found: dict[str, Any] = {"accuracy": recalls, "missing": score["missing"]}
     if recalls:
         found |= {"average": statistics.fmean(recalls.values()), "worst": min(recalls.values())}

@@ -19,10 +19,12 @@ from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
+from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.rows import differences_note, setting_differences
+from goldfinch.study.options import Rules
 from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
-from goldfinch.study.rules import Entrant, Rules, entrants_of
+from goldfinch.study.rules import Entrant, entrants_of
 from goldfinch.study.search import (
     POLL_SECONDS,
     Say,
@@ -55,6 +57,7 @@ class CompareRequest:
         output: the folder of the journal, the runs and the table.
         rules: the numbers of the comparison.
         storage: the URL of a database in place of the journal; empty is the journal.
+        overwrite: whether it replaces a comparison of other settings or other code.
     """
 
     methods: tuple[str, ...]
@@ -62,12 +65,26 @@ class CompareRequest:
     output: Path
     rules: Rules
     storage: str = ""
+    overwrite: bool = False
 
     @property
     def words(self) -> list[str]:
         """The arguments of ``goldfinch`` that make this comparison, and continue it."""
+        return self._words_in(self.output)
+
+    def _words_in(self, output: Path) -> list[str]:
         words = ["compare", "--methods", ",".join(self.methods), *self.overrides, *self.rules.options]
-        return [*words, f"--output={self.output}"]
+        return [*words, f"--output={output}"]
+
+    @property
+    def remedy(self) -> str:
+        """The two commands of which one is wanted if the storage holds another comparison."""
+        database, other_database = [], []
+        if self.storage:  # its URL can hold a password
+            database, other_database = ["--storage=URL"], ["--storage=ANOTHER"]
+        both = ["goldfinch", *self._words_in(free_folder(self.output)), *other_database, *folder_options()]
+        again = ["goldfinch", *self.words, *database, *folder_options(), "overwrite=true"]
+        return "\n".join(two_commands(shell_line(both), shell_line(again)))
 
 
 @dataclass(frozen=True)
@@ -100,9 +117,12 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
 
     Any number of processes may do this at the same time, on any machines: each takes trials and final runs that no
     other has, and all end with the same table. What is done is not done again: the same command continues a comparison
-    that was stopped or killed. The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the
-    table), ``journal.log`` (Optuna's studies, unless a database has them), and for each method, case and study
-    ``best.yaml`` and the final runs.
+    that was stopped or killed. A comparison of other settings or other code in the folder is kept unless ``overwrite``
+    is set; then the studies that differ are searched again, and their final runs are replaced one by one.
+
+    The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the table), ``journal.log``
+    (Optuna's studies, unless a database has them), and for each method, case and study ``best.yaml`` and the final
+    runs.
 
     Args:
         request: what to compare.
@@ -149,7 +169,7 @@ def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[Tun
     found: list[TuningStudy] = []
     for entrant in entrants:
         for number in range(request.rules.studies):
-            found.append(TuningStudy(entrant, number, request.rules, request.output))
+            found.append(TuningStudy(entrant, number, request.rules, request.output, request.overwrite))
     return found
 
 
@@ -161,7 +181,7 @@ def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[Sha
     place = str(request.output / JOURNAL)
     if request.storage:
         place = "the database of --storage"
-    return [open_study(study, storage, place) for study in studies]
+    return [open_study(study, storage, place, request.remedy) for study in studies]
 
 
 def do_all(studies: Sequence[SharedStudy], say: Say) -> None:
@@ -344,6 +364,8 @@ def _in_processes(request: CompareRequest, jobs: int, threads: int, say: Say) ->
     words = [*request.words, "--worker"]
     if request.storage:
         words.append(f"--storage={request.storage}")
+    if request.overwrite:
+        words.append("overwrite=true")
     with OwnProcesses() as processes:
         started = [processes.start(words, threads) for _ in range(jobs)]
         for process in started:

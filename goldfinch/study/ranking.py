@@ -12,7 +12,8 @@ from typing import Literal
 from goldfinch.results.rows import KnownRun, ScoreRow, notes_on
 from goldfinch.results.sheets import number_text
 from goldfinch.results.statistics import holm, ranks
-from goldfinch.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT, LEFT_OUT
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.study.rules import BASE, LEFT_OUT
 
 BOUNDS = "bounds, never ranked or tested"
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}

@@ -16,9 +16,10 @@ from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
 from server.run.engine import Engine
 from server.run.events import Listener
+from server.run.existing import Decision, Step, decide
 from server.run.files import RunFiles
-from server.run.history import CSV_COPIES, EARLIER
-from server.run.resume import check_resumable, write_config
+from server.run.history import CSV_COPIES
+from server.run.resume import write_config
 from server.run.rounds import RoundLoop
 from server.run.schema import EVENTS, REPLIES, SCORES
 from server.run.summary import SUMMARY, summary_of
@@ -28,13 +29,13 @@ from server.run.trackers import tracker_settings, tracking
 def prepare_output(settings: RunSettings) -> None:
     """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    A run in the folder is overwritten only with ``overwrite``, and with ``resume`` its settings must agree with the
-    rounds that are done (:func:`server.run.resume.check_resumable`). :func:`run_federation` checks this again under its
-    lock, because another process may have started a run here in between.
+    What is in the folder decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until
+    :func:`run_federation` begins, so that nothing is lost if an engine cannot be started. That function decides again
+    under its lock, because another process may have started a run here in between.
 
     Raises:
-        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another process writes to
-            the folder, it cannot be written, or the library of a tracker is missing.
+        ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or files that a run would
+            replace; another process writes to the folder; it cannot be written; or the library of a tracker is missing.
         CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
     """
     if settings.resume and settings.overwrite:
@@ -42,38 +43,37 @@ def prepare_output(settings: RunSettings) -> None:
     tracker_settings(settings)
     require_accountant(settings)
     with run_lock(settings.output_folder):
-        _begin(settings)
+        decision = _checked(settings)
+        if not decision.replaces:
+            _begin(settings, decision)
 
 
-def _begin(settings: RunSettings) -> None:
-    """Check and write the folder as :func:`prepare_output` does; the caller holds the lock."""
-    folder = settings.output_folder
-    taken = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
-    if taken and not (settings.resume or settings.overwrite):
-        raise ConfigError(
-            f"{folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
-            "or choose another output="
-        )
-    check_resumable(settings)
+def _checked(settings: RunSettings) -> Decision:
+    """Return what the run does with what its folder holds; the caller holds the lock.
+
+    Raises:
+        ConfigError: the folder holds a run that may be neither continued nor replaced.
+        CheckpointError: the run cannot be resumed with these settings.
+    """
+    decision = decide(settings)
+    if decision.step is Step.KEEP:
+        raise ConfigError(decision.reason)
     check_names("class", settings.data.class_names)
+    return decision
+
+
+def _begin(settings: RunSettings, decision: Decision) -> None:
+    """Write ``config.yaml``, and remove what a new run would take for its own; the caller holds the lock."""
+    folder = settings.output_folder
     if settings.resume and (folder / "config.yaml").exists():
         return
     with writing(folder, "another output="):
         (folder / SUMMARY).unlink(missing_ok=True)
-        if not settings.resume:  # no other run can use an old run's client states
+        if decision.is_run and not settings.resume:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
-            _remove_earlier(folder)
+            for name in (EVENTS, SCORES, REPLIES, *CSV_COPIES):
+                (folder / name).unlink(missing_ok=True)
         write_config(settings)
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the record of a run that is replaced, what an earlier version left, and the copies for a spreadsheet."""
-    for name in (EVENTS, SCORES, REPLIES, *EARLIER, *CSV_COPIES):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -180,12 +180,12 @@ def run_federation(
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
-        _begin(settings)
+        _begin(settings, _checked(settings))
         rounds = RoundLoop(settings, engine, tracked, stop)
         try:
             rounds.run()
         except BaseException as error:
-            rounds.record_end(error)
+            rounds.folder.record_error(error)
             raise
         finally:
             engine.close()

@@ -7,7 +7,6 @@ part of the run began with (``start``, ``resume``), and what it ended with (``fi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,10 +15,9 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.metrics import MEASURES, Measure
-from common.regular_files import read_small
 from common.run_config import configuration_of, identity_of, read_class_names, read_config, scoring_of
 from common.scores import RunScores, Scorers
-from common.versions import hash_of_files
+from common.versions import hash_of_files, recorded_files, recorded_versions
 from common.wire.messages import COUNTED_STATUSES, trained_count
 from server.run.events import COUNTS_LESS_EVENT
 from server.run.measures import measures_in
@@ -36,15 +34,15 @@ ENDINGS = ("finish", "stopped", "failed")
 
 
 def check_version(folder: Path) -> None:
-    """Refuse a run that an earlier version recorded.
+    """Refuse a run that an older version of Goldfinch recorded.
 
     Raises:
         ConfigError: the folder has ``history.csv`` and lacks ``scores.jsonl``.
     """
     if (folder / "history.csv").exists() and not (folder / SCORES).exists():
         raise ConfigError(
-            f"{folder} was written by an earlier version: it has history.csv, and this version reads {SCORES}. Read it "
-            "or go on with it with the version that wrote it, or run it again with overwrite=true"
+            f"{folder} was written by an older version of Goldfinch: its scores are in history.csv, and this version "
+            f"reads {SCORES}; keep the folder and choose another output=, or train again with overwrite=true"
         )
 
 
@@ -192,7 +190,7 @@ EVALUATED, OWN, SHARED = "exported model", "own model", "global model"
 class RunFiles:
     """The files of a run's folder, finished or not. Each is read when it is first needed, and only once.
 
-    Every property raises :class:`~common.errors.ConfigError` if its file is damaged, or if an earlier version wrote it.
+    Every property raises :class:`~common.errors.ConfigError` if its file is damaged, or if an older version wrote it.
 
     Args:
         folder: the run's output folder.
@@ -225,20 +223,7 @@ class RunFiles:
     @cached_property
     def code_files(self) -> Mapping[str, str]:
         """The hash of each file of code that ran, from ``code.json``; empty if it cannot be read."""
-        return {name: value for name, value in self._code.items() if _is_code(name)}
-
-    @cached_property
-    def versions(self) -> Mapping[str, str]:
-        """The version of each package that ran, from ``code.json``; empty if it cannot be read."""
-        return {name: value for name, value in self._code.items() if not _is_code(name)}
-
-    @cached_property
-    def _code(self) -> Mapping[str, str]:
-        try:
-            content = dict(json.loads(read_small(self.folder / "code.json")))
-        except (OSError, ValueError, TypeError, RecursionError):
-            return {}
-        return {str(name): str(value) for name, value in content.items()}
+        return recorded_files(self.folder / "code.json")
 
     @cached_property
     def events(self) -> Sequence[Mapping[str, Any]]:
@@ -302,7 +287,7 @@ class RunFiles:
             scoring=scoring_of(config),
             planned=int(config["train"]["rounds"]),
             code=self._code_hash(events),
-            versions=self.versions,
+            versions=recorded_versions(self.folder / "code.json"),
             processor=beginning.get("processor", {}),
             scored=str(beginning.get("scored", "")),
             bound=beginning.get("bound"),
@@ -360,10 +345,6 @@ class RunFiles:
 def _module(target: str) -> str:
     """Return the name of the module in the full name of a class."""
     return target.rpartition(".")[0].rpartition(".")[2]
-
-
-def _is_code(name: str) -> bool:
-    return name.endswith((".py", ".yaml"))
 
 
 def _last_part(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -51,10 +51,6 @@ REPLY_COLUMNS = (
 )
 """Columns of :func:`reply_row`."""
 
-EARLIER = ("history.csv", "activity.csv", "confusion.jsonl", "validation_confusion.jsonl", "metrics.jsonl", "best")
-"""What earlier versions wrote into a run's folder and this one does not read."""
-
-
 CSV_COPIES = ("history.csv", "replies.csv")
 """Copies of scores and replies for a spreadsheet, which ``goldfinch report --csv`` writes."""
 

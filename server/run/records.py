@@ -52,12 +52,17 @@ class Recorder:
         settings: the run's settings.
         federation: the exchange that is recorded; ``federation.best`` is set to the best round by validation.
         history: the run's files.
-        account: what clients have released under differential privacy.
+        account: what clients have released; ``None`` without differential privacy.
         run_id: the run's id.
     """
 
     def __init__(
-        self, settings: RunSettings, federation: Federation, history: History, account: PrivacyAccount, run_id: str
+        self,
+        settings: RunSettings,
+        federation: Federation,
+        history: History,
+        account: PrivacyAccount | None,
+        run_id: str,
     ) -> None:
         self.settings, self.federation, self.history = settings, federation, history
         self.account, self.run_id = account, run_id
@@ -105,6 +110,11 @@ class Recorder:
         self.history.event(
             "round skipped", round=number, answered=len(outcome.updates), needed=outcome.needed, by=outcome.by
         )
+
+    def asked(self, requests: Mapping[str, Request]) -> None:
+        """Count each request to train as a release of a private run, before it is sent."""
+        if self.account is not None:
+            self.account.ledger.asked(self.run_id, [client for client, request in requests.items() if request.train])
 
     def record(
         self,
@@ -173,7 +183,8 @@ class Recorder:
                 request_size = len(request_text(requests[client]).encode())
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
-        self.account.answered(self.run_id, lines)
+        if self.account is not None:
+            self.account.ledger.answered(self.run_id, lines)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""

@@ -16,7 +16,7 @@ from common.run_config import CLASS_NAMES, contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.text import printable, shell_line
-from common.versions import code_files, package_versions
+from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.events import Listener
@@ -131,23 +131,17 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
         The newest checkpoint in the run's folder; ``None`` if there is none, or if the run is not to be resumed.
 
     Raises:
-        ConfigError: an earlier release wrote the run's records.
-        CheckpointError: no checkpoint can be read; an earlier release wrote it; a setting contradicts the rounds that
-            are done; or ``train.rounds`` is less than they are, or differs although the run follows a schedule over all
-            rounds.
+        ConfigError: an older version of Goldfinch wrote the folder.
+        CheckpointError: no checkpoint can be read; a setting contradicts the rounds that are done; or ``train.rounds``
+            is less than they are, or differs although the run follows a schedule over all rounds.
     """
     if not settings.resume:
         return None
+    check_version(settings.output_folder)
     checkpoints = Checkpoints(settings.output_folder / "checkpoint")
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
-    check_version(settings.output_folder)
-    if checkpoint.counted is None:
-        raise CheckpointError(
-            f"the checkpoint in {settings.output_folder} was written by an earlier release and does not say which of "
-            f"the clients' own states counted: finish the run with that release, or {ELSEWHERE}"
-        )
     _check_settings(settings, checkpoint)
     _check_rounds(settings, checkpoint, checkpoints.series.numbers())
     return checkpoint
@@ -192,9 +186,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
         parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
     if checkpoint.seed != settings.seed:
         parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
-    for key, (now, before) in contradictions(settings.raw, folder / "config.yaml").items():
-        if key not in ("method", "seed"):  # of which the checkpoint's own record is told
-            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    parts += changed_settings(settings, without=("method", "seed"))  # of which the checkpoint's own record is told
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
@@ -235,6 +227,23 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
         f"train.rounds={rounds}, and {folder} has {done} rounds that are done: a run cannot be resumed to fewer. "
         f"Use train.rounds={done} or more, or {ELSEWHERE}; {model}"
     )
+
+
+def changed_settings(settings: RunSettings, without: Sequence[str] = ()) -> list[str]:
+    """Return which settings contradict those of the run in the output folder, each as ``KEY=NOW, which was BEFORE``.
+
+    Args:
+        settings: the present settings.
+        without: settings that are left out.
+
+    Raises:
+        ConfigError: the folder's ``config.yaml`` cannot be read.
+    """
+    parts: list[str] = []
+    for key, (now, before) in contradictions(settings.raw, settings.output_folder / "config.yaml").items():
+        if key not in without:
+            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    return parts
 
 
 def _shown(value: Any) -> str:
@@ -354,7 +363,7 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if not before:
         return ""
     versions = package_versions()
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    changed = differing(before, now)
     parts: list[str] = []
     for name in changed[:MAX_NAMED]:
         if name in versions:

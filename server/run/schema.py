@@ -23,7 +23,7 @@ Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
 Key = Annotated[int, Field(gt=-(2**128), lt=2**128)]
-"""A seed, or what a deployment draws its participants from (:data:`server.run.rounds.KEY_BITS`)."""
+"""A seed, or what a deployment draws its participants from (:data:`server.run.registration.KEY_BITS`)."""
 
 Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""
@@ -41,8 +41,7 @@ class Confusion(TypedDict):
 class ScoreLine(TypedDict):
     """A line of ``scores.jsonl``.
 
-    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone. An earlier version's line that
-    was converted has the values of confusion counts instead of the counts.
+    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone.
     """
 
     round: Integer
@@ -97,19 +96,19 @@ class MeasureShape(TypedDict):
 
 
 class Privacy(TypedDict):
-    """What a run released; older versions did not record the conditions of an epsilon."""
+    """What a run released."""
 
     unit: Literal["sample", "client"]
-    neighbours: NotRequired[Text]
+    neighbours: Text
     delta: Finite
     covers: list[Text]
     unprotected: list[Text]
     randomness: NotRequired[list[Text]]
     releases: dict[Text, Integer]
     epsilon: dict[Text, Finite | None]
-    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
-    conditions: NotRequired[list[Text]]
-    warnings: NotRequired[list[Text]]
+    conditional_epsilon: dict[Text, Finite | None]
+    conditions: list[Text]
+    warnings: list[Text]
 
 
 class Event(TypedDict):
@@ -177,6 +176,7 @@ NEEDED = {
     "registered": ("client", "domain", "class_counts", "samples", "split"),
     "registration lost": ("client", "reason"),
     "registration refused": ("client", "reason"),
+    "client counts less": ("round", "client", "reason", "registered", "counted"),
     "missing": ("clients",),
     "metric failed": ("round", "reason"),
     "code changed": ("reason",),
@@ -194,7 +194,7 @@ NEEDED = {
     "interrupted": ("reason",),
     "finish": ("round", *END),
 }
-"""What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""
+"""What an event of a name holds besides; any other that begins with ``client`` has round, client and reason."""
 
 
 @contextlib.contextmanager
@@ -260,7 +260,9 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
     """
     for number, event in enumerate(events):
         name: str = event["event"]
-        needed = ("round", "client", "reason") if name.startswith("client ") else NEEDED.get(name, ())
+        needed = NEEDED.get(name, ())
+        if name.startswith("client ") and not needed:
+            needed = ("round", "client", "reason")
         if "sha256" in event:
             needed = (*needed, *END)
         if missing := [key for key in needed if key not in event]:

@@ -28,7 +28,7 @@ from goldfinch.commands.program import TRACEBACK
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
-from server.run.rounds import KEY_BITS
+from server.run.registration import KEY_BITS
 from server.run.schema import Event
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]

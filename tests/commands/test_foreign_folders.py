@@ -16,9 +16,9 @@ import yaml
 from support.records import Line, change_events, rewrite
 
 from common import choices
-from common.choices import choices_of
-from common.config import CONF, class_of
-from common.settings import RoundSettings, TrainSettings
+from common.choices import CONF, choices_of
+from common.config import class_of
+from common.round_settings import RoundSettings, TrainSettings
 from goldfinch.cli import main
 from goldfinch.commands import running
 from goldfinch.commands import sweep as sweep_module
@@ -295,7 +295,9 @@ def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
 def test_brackets_in_a_sweep_s_labels_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep_module, "plan", lambda arguments, output: ([], {"data.domains=[sketch]": "no [/red]"}))
+    monkeypatch.setattr(
+        sweep_module, "plan", lambda arguments, output, **_: ([], {"data.domains=[sketch]": "no [/red]"})
+    )
     sweep_module.sweep([], tmp_path)
     assert "skipped: data.domains=[sketch]: no [/red]" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from support.toy import toy_settings
 from common.errors import ConfigError
 from common.settings import RunSettings
 from goldfinch.cli import main
-from goldfinch.commands.sweep import Job, check_folder, default_output
+from goldfinch.commands.sweep import Job, check_folder, default_output, run_subprocess
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
+from server.run.existing import Step
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 
@@ -33,22 +35,54 @@ def test_folders_without_a_name_are_another_one_for_every_choice() -> None:
     assert default_output("sweep", TINY) != default_output("compare", TINY)
 
 
-def test_a_run_that_is_scored_otherwise_is_run_again(tmp_path: Path) -> None:
+def test_a_run_that_is_scored_otherwise_is_another_run(tmp_path: Path) -> None:
     few = toy_settings("fedavg", tmp_path, rounds={"test_samples": 4})
     run(few)
     assert job_of(few).finished()
     whole = toy_settings("fedavg", tmp_path)
     assert whole.identity == few.identity
     assert not job_of(whole).finished()
-    assert "scored otherwise" in job_of(whole).stale()
+    assert "rounds.test_samples=" in job_of(whole).decision().reason
 
 
-def test_a_run_of_other_code_is_run_again(tmp_path: Path) -> None:
+def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     run(settings)
-    code = run_by_other_code(tmp_path)
-    assert not job_of(settings).finished()
-    assert code in job_of(settings).stale()
+    run_by_other_code(tmp_path)
+    assert job_of(settings).finished()
+    assert job_of(settings).decision().step is Step.KEEP
+    assert "differs in strategies/fedavg.py" in job_of(settings).decision().reason
+
+
+class FailingProcesses:
+    """Processes that fail at once."""
+
+    def __init__(self) -> None:
+        self.started: list[list[str]] = []
+
+    def start(self, words: list[str], threads: int, stream: Any) -> Any:
+        self.started.append(words)
+        return SimpleNamespace(wait=lambda timeout: 1)
+
+
+def test_a_run_of_a_sweep_that_fails_to_go_on_is_not_replaced(tmp_path: Path) -> None:
+    whole = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    expected = {"new": [], "unfinished": ["resume=true"], "finished": None, "other": None, "again": ["overwrite=true"]}
+    found: dict[str, list[str] | None] = {}
+    for kind in expected:
+        processes = FailingProcesses()
+        settings = whole
+        if kind == "unfinished":
+            run(whole, stop_after=1)
+        elif kind == "finished":
+            run(replace(whole, resume=True))
+        elif kind in ("other", "again"):
+            settings = replace(toy_settings("fedavg", tmp_path, seed=5), overwrite=kind == "again")
+        run_subprocess(Job(("a",), settings, kind), processes, lambda label, line: None)  # type: ignore[arg-type]
+        (tmp_path / "run.log").unlink(missing_ok=True)
+        assert len(processes.started) < 2
+        found[kind] = processes.started[0][2:] if processes.started else None
+    assert found == expected
 
 
 def sweep_folder(folder: Path, words: list[str]) -> Path:
@@ -62,7 +96,7 @@ def sweep_folder(folder: Path, words: list[str]) -> Path:
 def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "sweep", TINY)
     check_folder(folder, list(reversed(TINY)))  # the same words
-    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
         check_folder(folder, [*TINY, "train.epochs=2"])
     assert (folder / "old").exists()
     check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)

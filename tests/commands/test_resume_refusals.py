@@ -18,6 +18,7 @@ from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS
 from goldfinch.cli import main
 from goldfinch.commands import running
 from goldfinch.record import RunRecord
+from server.run.existing import Step, decide
 
 TINY = ["method=fpl", "data=glyphs", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
 BEGAN = [*TINY, "train.rounds=4", "protocol.validation=0.25"]
@@ -164,9 +165,9 @@ def test_a_run_that_was_stopped_is_not_taken_for_finished(tmp_path: Path) -> Non
     stopped = run(toy_settings("fedavg", tmp_path, train={"rounds": 3}), stop_after=1)
     assert stopped.summary["average"] is not None
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, resume=True)
-    assert not running.has_finished(settings)
+    assert decide(settings).step is Step.GO_ON
     run(settings)
-    assert running.has_finished(settings)
+    assert decide(settings).step is Step.NOTHING
 
 
 def test_a_changed_config_is_named(tmp_path: Path) -> None:

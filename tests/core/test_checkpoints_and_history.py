@@ -32,7 +32,7 @@ def state(number: int) -> GlobalState:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    return Checkpoint(state(number), "run", "fpl", "abcd", 7, 12)
+    return Checkpoint(state(number), "run", "fpl", "abcd", 7, 12, 7)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_rules_of_a_run() -> None:
     assert summarise([], 5) == {}
 
 
-# ---- copies and earlier versions -------------------------------------------------------------------------------------
+# ---- copies and older versions ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
@@ -231,18 +231,16 @@ def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
     assert not replies.exists()
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     run(settings)
     (tmp_path / "scores.jsonl").rename(tmp_path / "history.csv")
-    (tmp_path / "best").mkdir()
     before = sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*"))
     longer = toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True)
     for action in (lambda: run(longer), lambda: RunRecord(tmp_path).round_scores, lambda: RunRecord(tmp_path).replies):
-        with pytest.raises(ConfigError, match=r"earlier version: it has history\.csv.*overwrite=true"):
+        with pytest.raises(ConfigError, match=r"older version .* history\.csv.*another output=.*overwrite=true"):
             action()
     assert sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*")) == before
     again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
     assert len(RunRecord(again.folder).round_scores) == 2
     assert not (tmp_path / "history.csv").exists()
-    assert not (tmp_path / "best").exists()

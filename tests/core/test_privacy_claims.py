@@ -28,7 +28,8 @@ from goldfinch.commands.sweep import Job, privacy_lines
 from goldfinch.record import RunRecord
 from goldfinch.results.report.page import write_report
 from goldfinch.run_model import RunModel
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from server.run.accounting import (
     LEDGER,
     ReleaseCounts,
@@ -36,7 +37,6 @@ from server.run.accounting import (
     privacy_report,
     report_line,
     total_reports,
-    with_conditions,
 )
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
@@ -317,12 +317,3 @@ def test_a_run_that_has_not_ended_reports_what_it_released_so_far(tmp_path: Path
     so_far = RunModel(RunRecord(tmp_path))
     assert so_far.record.facts.end is None
     assert so_far.privacy() == done.summary["privacy"]
-
-
-def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:
-    """Its registration held a hash of the images, so that it never had one."""
-    old = {"unit": "sample", "delta": 1e-5, "covers": ["weights"], "unprotected": [], "releases": {"x": 1}}
-    report = with_conditions({**old, "epsilon": {"x": 0.2262}})
-    assert report["epsilon"] == {"x": None}
-    assert report["conditional_epsilon"] == {"x": 0.2262}
-    assert report["conditions"]

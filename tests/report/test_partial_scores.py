@@ -32,7 +32,8 @@ from goldfinch.results.rows import ScoreRow, best_row, ranked
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, finished_trials, state_of
 from goldfinch.study.storage import storage_of
 from goldfinch.trackers.live import LiveView
@@ -265,7 +266,7 @@ def test_a_comparison_refuses_a_partial_score(tmp_path: Path, monkeypatch: pytes
     study = study_of(tmp_path)
     settings = toy_settings("fedavg", study.folder / "seed-0", train={"rounds": 3})
     run(settings, dying(settings, "dark-0", 3))
-    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener: None)
+    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener, **_: None)
     with pytest.raises(EngineError, match=r"the score is without dark"):
         search.final_run(study, {}, 0)
 

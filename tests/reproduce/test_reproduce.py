@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -56,7 +57,8 @@ def output_of(console: Console) -> str:
 
 def here(job: Job, **_: Any) -> tuple[Job, str]:
     """A run in this process, which takes seconds less than in one of its own."""
-    run(replace(job.settings, resume=True))
+    replaces = job.decision().replaces
+    run(replace(job.settings, resume=not replaces, overwrite=replaces))
     return job, ""
 
 
@@ -155,6 +157,34 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Reproduct
     assert [job.record() is None for job in jobs] == [False, False, True]
 
 
+def test_runs_of_other_code_are_kept_and_said_until_they_are_to_be_trained_again(
+    done: tuple[ReproductionRequest, Path, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "reproduced"
+    shutil.copytree(done[0].folder, folder)
+    request = replace(done[0], output=str(folder))
+    summaries = sorted(folder.rglob("summary.json"))
+    for path in summaries[:3]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "feedfeedfeedfeed"}))
+        (path.parent / "code.json").unlink()
+    before = [path.read_bytes() for path in summaries]
+    console = quiet()
+    page = reproduce(request, console)
+    printed = output_of(console)
+    assert "4 runs, 1 finished already, 3 kept" in printed
+    assert (
+        f"train again: goldfinch reproduce demo --scale small --seeds 0,1 --output {folder} overwrite=true" in printed
+    )
+    assert f"--output {tmp_path / 'reproduced-2'}\n" in printed
+    assert [path.read_bytes() for path in summaries] == before
+    assert "NOT THE SAME IN ALL RUNS: " in page.with_suffix(".md").read_text()
+    console = quiet()
+    reproduce(replace(request, overwrite=True), console)
+    assert "4 runs, 1 finished already\n" in output_of(console)
+    assert "train again" not in output_of(console)
+    assert "NOT THE SAME" not in page.with_suffix(".md").read_text()
+
+
 def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     rows = request.table.rows[:1]
@@ -205,7 +235,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(sweep, "run_subprocess", failing)
     request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path))
     console = quiet()
-    with pytest.raises(ConfigError, match="some runs failed") as caught:
+    with pytest.raises(ConfigError, match="some runs are missing") as caught:
         reproduce(request, console)
     assert "fedavg-" in str(caught.value)  # the folder, with the log
     assert "FedAvg, seed 0: FAILED: the camera fell off" in output_of(console)

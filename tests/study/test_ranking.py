@@ -11,8 +11,8 @@ from support.boards import BOARD, board_tables, read_runs
 from support.recorded_pages import RESULTS, rows_of, section
 
 from goldfinch.results.statistics import holm, paired_difference
+from goldfinch.study.options import IN_DOMAIN
 from goldfinch.study.ranking import OWN_MODELS, Ranking, StudyRun, marked_name, rank_methods, ranked_table, runs_csv
-from goldfinch.study.rules import IN_DOMAIN
 
 
 def final(method: str, study: int, seed: int, score: float, case: str = IN_DOMAIN) -> StudyRun:
