@@ -215,7 +215,7 @@ def accuracy_bars(board: Board) -> Shown:
     charts.draw_bars(axes, names, series, board.bounds)
     axes.tick_params(axis="x", labelsize=charts.SMALL)
     drawing = Drawing("", figure, " ".join(words))
-    return Shown("Accuracy in %.", _several(_labels(board)), [drawing], board.bounds)
+    return Shown(f"Accuracy in %{_error_bars(board)}.", _several(_labels(board)), [drawing], board.bounds)
 
 
 def accuracy_against_bytes(board: Board) -> Shown:
@@ -230,7 +230,15 @@ def accuracy_against_bytes(board: Board) -> Shown:
             series[row.label] = (traffic, value)
             words.append(f"{row.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
     drawing = charts.points(series, "MB of a run, both ways", "", board.bounds)
-    return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
+    caption = f"Average accuracy in % against traffic{_error_bars(board)}."
+    return Shown(caption, (), [Drawing("", drawing, " ".join(words))])
+
+
+def _error_bars(board: Board) -> str:
+    """Return what the error bars of a figure are; empty if no row has several seeds."""
+    if all(len(row.runs) < 2 for row in board.rows):
+        return ""
+    return "; mean, and one standard deviation over seeds as an error bar"
 
 
 def _whole(row: ScoreRow[RunRecord], column: str) -> Value | None:
