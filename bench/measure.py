@@ -188,10 +188,12 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
         "commands": census.commands(),
         "public names defined twice": twice,
         "renderers of a table": census.renderers(counted.trees),
+        "classes that are a row": census.classes_of_rows(counted.trees),
         "modules that goldfinch imports": sorted(imported),
         "names that goldfinch imports": census.names_of(imported),
         "modules that readers of runs import": sorted(by_readers),
         "names that readers of runs import": census.names_of(by_readers),
+        "values of conf/ that equal a default": census.values_equal_to_a_default(),
         "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
     }
 

@@ -17,7 +17,8 @@ from common.errors import ConfigError
 from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
-from common.settings import RunSettings, TrainSettings
+from common.round_settings import TrainSettings
+from common.settings import RunSettings
 from strategies.core.last_batch import keeps_single
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 

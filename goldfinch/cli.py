@@ -100,26 +100,26 @@ def _run(
         raise ConfigError(
             "a run has one value of each setting; use sweep for several: goldfinch sweep method=fedavg,fpl seed=0,1"
         )
-    from common.config import compose_config
+    from common.composition import Composition
 
-    composed = compose_config(overrides)  # a mistake is told before torch is imported, which takes seconds
+    composition = Composition(overrides)  # most mistakes are told before torch is imported, which takes seconds
     if dry_run:
         from common.settings import settings_of
         from goldfinch.commands.running import preview
 
-        preview(settings_of(composed))
+        preview(settings_of(composition.config()))
         return
     show_loading(quiet)
     from server.flower.superlink import simulation_link
 
-    early = "engine=ray" in overrides and not composed["resume"]  # a run that cannot be resumed starts nothing
-    if early and composed["engine"].get("address"):  # a cluster that cannot be joined, neither
-        early = False
+    early = composition.value("engine.name") == "ray"
+    if composition.value("resume") or composition.value("engine.address"):
+        early = False  # a run that cannot be resumed, or a cluster that cannot be joined, starts nothing
     with simulation_link() if early else contextlib.nullcontext() as link:
         from common.settings import settings_of  # seconds in which the SuperLink comes up
         from goldfinch.commands.running import run
 
-        run(settings_of(composed), quiet=quiet, link=link)
+        run(settings_of(composition.config()), quiet=quiet, link=link)
 
 
 @command("resume")

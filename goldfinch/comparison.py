@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from goldfinch.results.frames import Values
-    from goldfinch.study.ranking import RankedMethod
+    from goldfinch.results.rows import KnownRun, ScoreRow
+    from goldfinch.study.ranking import Ranking
 
 
 def compare(
@@ -50,8 +51,9 @@ def compare(
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
-        ``rank``, ``accuracy`` with its ``half_width``, ``worst`` (in per cent), the ``difference`` from FedAvg (or from
-        the first method) with ``low`` and ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
+        ``rank``, ``chance`` (``at chance``, or the seeds that are), ``accuracy`` with its ``std``, the standard
+        deviation over studies, ``worst`` (in per cent), the ``difference`` from FedAvg (or from the first method) with
+        its 95 % interval from ``low`` to ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
         and ``megabytes``. With both kinds of score the first level of the index names the kind. ``.attrs`` has
         ``notes`` and ``folder``.
 
@@ -80,7 +82,7 @@ def compare(
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:
-            rows[(ranking.title, row.method)] = _numbers(row)
+            rows[(ranking.title, row.label)] = _numbers(ranking, row)
     found = pandas_library().DataFrame.from_dict(rows, orient="index")
     found.index.names = ["scores", "method"]
     if len(done.tables) == 1:
@@ -90,16 +92,21 @@ def compare(
     return found
 
 
-def _numbers(row: RankedMethod) -> dict[str, Any]:
+def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
     """Return the numbers of a row; ``None`` is what it lacks."""
-    found: dict[str, Any] = {"bound": row.bound or None, "rank": row.rank}
-    found |= {"accuracy": None, "half_width": None, "worst": row.worst}
+    found: dict[str, Any] = {"bound": row.bound, "rank": row.rank, "chance": row.chance or None}
+    found |= {"accuracy": None, "std": None, "worst": None}
     found |= {"difference": None, "low": None, "high": None, "p": row.p, "verdict": row.verdict}
-    if row.accuracy is not None:
-        found |= {"accuracy": row.accuracy.mean, "half_width": row.accuracy.half_width}
+    value, worst = row.value(), row.value("worst")
+    if value is not None and worst is not None:
+        found |= {"accuracy": value.mean, "std": value.deviation, "worst": worst.mean}
     if row.difference is not None:
         found |= {"difference": row.difference.mean, "low": row.difference.low, "high": row.difference.high}
-    return found | {"trials": row.trials, "hours": row.hours, "megabytes": row.megabytes}
+    return found | {
+        "trials": ranking.trials[row.label],
+        "hours": ranking.hours[row.label],
+        "megabytes": row.megabytes,
+    }
 
 
 def table(
@@ -111,4 +118,6 @@ def table(
     labels: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the table of any runs; see :meth:`goldfinch.runs.Runs.table`."""
-    return Runs(runs).table(rule=rule, values=values, metric=metric, labels=labels)
+    if not isinstance(runs, Runs):
+        runs = Runs(runs)
+    return runs.table(rule=rule, values=values, metric=metric, labels=labels)

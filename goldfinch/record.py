@@ -181,6 +181,28 @@ class RunRecord(RunFiles):
         return self.facts.early_stop is not None and self.ended
 
     @property
+    def planned_rounds(self) -> int:
+        """Completed rounds; of a run that ``train.patience`` ended those that it was to have."""
+        if self.stopped_early:
+            return self.facts.planned
+        return self.rounds_done
+
+    @property
+    def traffic(self) -> int | None:
+        """Bytes to all clients and from them; ``None`` if the run has not ended."""
+        if not self.ended:
+            return None
+        return sum(self.reply_totals.bytes.values())
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the last score is not clearly better than one class for every image, as the run reported."""
+        for entry in reversed(self.events):
+            if entry["event"] == "at chance":
+                return int(entry["round"]) == self.rounds_done
+        return False
+
+    @property
     def state_sha256(self) -> str | None:
         """The SHA-256 of the final state; ``None`` if the run has not ended."""
         if self.facts.end is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,11 +341,12 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         ConfigError: a setting is wrong, or the output folder holds a run already.
         EngineError: the run could not be completed.
     """
-    from common.config import compose_config
+    from common.composition import compose_config
+    from common.overrides import parse_overrides
     from common.settings import settings_of
     from goldfinch.commands import running
 
-    given = [*overrides_of(settings, keywords), *overrides]
+    given = parse_overrides([*overrides_of(settings, keywords), *overrides])
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
     with terminable():
@@ -395,7 +396,16 @@ def load_run(folder: Path | str) -> Run:
 
 
 class Runs(list[Run]):
-    """Several runs."""
+    """Several runs.
+
+    Args:
+        runs: the runs.
+        unfinished: runs that were found with them and are left out, since they have not ended; tables name them.
+    """
+
+    def __init__(self, runs: Iterable[Run] = (), unfinished: Iterable[Run] = ()) -> None:
+        super().__init__(runs)
+        self.unfinished = list(unfinished)
 
     def table(
         self, *, rule: str = "final", values: Values = "text", metric: str = "accuracy", labels: Sequence[str] = ()
@@ -421,7 +431,9 @@ class Runs(list[Run]):
 
         if rule not in RULES:
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
-        return wide_table(boards_of([run.records for run in self], metric, labels), rule, values)
+        unfinished = [run.records for run in self.unfinished]
+        boards = boards_of([run.records for run in self], metric, labels, unfinished=unfinished)
+        return wide_table(boards, rule, values)
 
 
 def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
@@ -429,14 +441,18 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
 
     Args:
         folders: run folders, or folders with runs below them.
-        finished: leave out runs that are not finished.
+        finished: leave out runs that are not finished. The table's notes name them.
 
     Raises:
         ConfigError: a folder is missing or holds no run.
     """
     from goldfinch.record import find_runs
+    from goldfinch.results.table import unfinished_runs
 
-    return Runs([Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)])
+    places = list(map(str, folders))
+    runs = find_runs(places, finished=finished)
+    left_out = unfinished_runs(places, runs) if finished else []
+    return Runs([Run(run.folder) for run in runs], [Run(run.folder) for run in left_out])
 
 
 def sweep(

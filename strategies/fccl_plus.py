@@ -130,8 +130,9 @@ class FCCLPlus(Averaging):
     client's model for the public images leave the device.
 
     Args:
-        public: the public images, from any data set; every device must read the same ones.
-        public_batch: images per public step, >= 2; divides ``public.samples``.
+        public: the public images, from any data set; every device must read the same ones. conf/ takes textures, which
+            are generated; the released code takes 5,120 images of CIFAR-100.
+        public_batch: images per public step, >= 2; divides ``public.samples`` (the released code: 256 on digits).
         public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
         public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
             moves to those of the public images, as the released code does, which suits only images like the own ones.

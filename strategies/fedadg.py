@@ -45,7 +45,9 @@ class FedADG(Averaging):
         rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007). The
             network trains at the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
-        fidelity: the game: as above; ``released``, where G never trains; or the code's for PACS. See docs/methods.md.
+        fidelity: the game: as above; ``released``, where G never trains; or ``released_pacs``, the code's for PACS. See
+            docs/methods.md. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
+            in both the discriminator wins within a round. ``released_pacs`` keeps the adversary level.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """

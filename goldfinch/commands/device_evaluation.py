@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import compose_config, trust_overrides
+from common.composition import compose_config, trust_overrides
 from common.errors import ConfigError
 from common.exports.description import Description
 from common.exports.model import read_export

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.choices import CONF, choices_of
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.storage import write_text
 from common.versions import VERSION, package_versions

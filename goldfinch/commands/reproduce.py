@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from rich.console import Console
 
@@ -32,7 +32,8 @@ from goldfinch.reproduction.published import (
     published_tables,
 )
 from goldfinch.results.figures.charts import bars, convergence, rendered, sensitivity
-from goldfinch.results.seeds import Value
+from goldfinch.results.rows import ScoreColumn, ScoreRow
+from goldfinch.results.seeds import Value, curve
 from server.run.conduct import check_not_in_a_run
 from server.run.existing import Step
 from server.run.schema import SCORES
@@ -272,26 +273,26 @@ def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
         name: the beginning of the pictures' file names.
     """
     table = comparison.table
-    finished = [line for line in comparison.lines if line.summaries]
+    finished = [line for line in comparison.lines if line.ours.runs]
     title = f"{table.name}, scale={comparison.scale}"
     pictures = []
     if 0 < len(finished) <= MAX_CURVES:
-        curves = {line.row.label: comparison.curve(line) for line in finished}
+        curves = {line.printed.label: curve(line.ours.runs, comparison.average) for line in finished}
         pictures.append(Picture(rendered(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
     if 0 < len(finished) <= MAX_BARS and not table.sweeps:
         columns = comparison.columns
         heads = [column.scored for column in columns]
         series: dict[str, list[Value | None]] = {}
         for line in finished:
-            values = [comparison.ours(line, column) for column in columns]
-            series[line.row.label] = [*values, comparison.our_average(line, columns)]
+            keys: list[ScoreColumn] = [*[column.key for column in columns], comparison.average]
+            series[line.printed.label] = [line.ours.value(key, table.rule) for key in keys]
         content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
         runs: list[RunRecord] = []
         for line in finished:
-            if set(line.row.point) == set(sweep.axes):
-                runs += [RunRecord(line.folders[seed]) for seed in line.summaries]
+            if set(line.printed.point) == set(sweep.axes):
+                runs += line.ours.runs
         if set(varying(runs)) == set(sweep.axes):
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
@@ -314,19 +315,20 @@ def comparison_of(
         by_row.setdefault(job.row.label, []).append(job)
     lines: list[Line] = []
     for of_row in by_row.values():
-        folders: dict[int, Path] = {}
-        summaries: dict[int, Mapping[str, Any]] = {}
-        failed: dict[int, str] = {}
+        runs: list[RunRecord] = []
+        absent: dict[str, str] = {}
         measured: list[float] = []
-        for job in of_row:
-            folders[job.seed] = job.folder
-            if job.folder in failures:
-                failed[job.seed] = failures[job.folder]
-            if job.finished():
-                summaries[job.seed] = RunRecord(job.folder).summary
-                if request.table.measure:
-                    measured.append(_information(job.folder))
-        lines.append(Line(of_row[0].row, folders, summaries, failed, tuple(measured)))
+        for job in sorted(of_row, key=lambda job: job.seed):
+            if not job.finished():
+                absent[f"seed {job.seed}"] = failures.get(job.folder, "not run yet")
+                continue
+            runs.append(RunRecord(job.folder))
+            if request.table.measure:
+                measured.append(_information(job.folder))
+        printed = of_row[0].row
+        folders = {job.seed: job.folder for job in of_row}
+        bound = of_row[0].settings.method.bound
+        lines.append(Line(printed, ScoreRow(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 
@@ -355,22 +357,20 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         ours: dict[str, float | None] = {}
         published: dict[str, float | None] = {}
         for column in comparison.columns:
-            ours[column.scored] = _mean(comparison.ours(line, column))
+            ours[column.scored] = _mean(line.ours.value(column.key, comparison.table.rule))
             published[column.published] = comparison.published(line, column)
-        states: dict[str, str] = {}
-        for seed, summary in sorted(line.summaries.items()):
-            states[str(seed)] = str(summary["state_sha256"])
+        states = {str(seed): str(state) for seed, state in line.ours.states.items()}
         rows.append(
             {
-                "label": line.row.label,
+                "label": line.printed.label,
                 "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
                 "states": states,
                 "ours": ours,
-                "average": _mean(comparison.our_average(line, comparison.columns)),
+                "average": _mean(line.ours.value(comparison.average, comparison.table.rule)),
                 "published": published,
                 "published_average": comparison.published_average(line, comparison.columns),
                 "measured": list(line.measured),
-                "point": dict(line.row.point),
+                "point": dict(line.printed.point),
             }
         )
     return {

@@ -3,7 +3,7 @@
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from omegaconf import OmegaConf
 
 from common.choices import choices_of
-from common.config import changed_config, compose_config, trust_overrides
+from common.composition import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
+from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable
@@ -138,7 +139,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         ConfigError: the folder holds no run, a setting is wrong, or the folder alone says where to write.
         CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
     """
-    trust_overrides(overrides)  # only the user's own, not those of the folder
+    given = parse_overrides(overrides)
+    trust_overrides(given)  # only the user's own, not those of the folder
     recorded = {
         **RunRecord(folder).trusted_config,
         "output": str(folder.absolute()),
@@ -146,24 +148,28 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         "overwrite": False,
     }
     if not trust:
-        _check_places(folder, recorded, overrides)
+        _check_places(folder, recorded, {item.key for item in given})
     try:
-        settings = settings_of(changed_config(recorded, overrides))
+        settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
     run(settings, quiet=quiet)
     return settings.output_folder
 
 
-def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[str]) -> None:
     """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
 
     That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
 
+    Args:
+        folder: the run's folder.
+        recorded: its configuration.
+        named: the keys that the user's own overrides set.
+
     Raises:
         ConfigError: it does; the message names each such setting.
     """
-    named = {override.lstrip("+").partition("=")[0] for override in overrides}
     foreign: list[str] = []
     for group in PLACES:
         settings = recorded.get(group, {})
@@ -175,8 +181,8 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence
             name = f"{group}.{key}"
             if value != defaults.get(key) and name not in named and group not in named:
                 foreign.append(printable(f"{name}={value}")[:200])
-    address = recorded["engine"].get("address")
-    if address and not named & {"engine", "engine.address"}:  # what a Ray cluster sends can run code here
+    address = recorded["engine"].get("address")  # what a Ray cluster sends can run code here
+    if address and "engine" not in named and "engine.address" not in named:
         foreign.append(printable(f"engine.address={address}")[:200])
     if foreign:
         raise ConfigError(

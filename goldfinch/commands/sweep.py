@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from common.choices import choices_of, folder_options
-from common.config import compose_config
+from common.composition import compose_config
 from common.data.domain import DataSource
 from common.errors import ConfigError, UnknownKeyError, some_of
 from common.metrics import PARTIAL, RULES, named_missing
-from common.overrides import parse_overrides, quoted_override, unescaped
+from common.overrides import Override, parse_overrides, quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
@@ -92,24 +92,26 @@ def plan(arguments: Sequence[str], output: Path, *, overwrite: bool = False) -> 
     Raises:
         ConfigError: a key or choice does not exist, or no combination can be run.
     """
-    axes, fixed = [], []
+    axes: list[list[Override]] = []
+    fixed: list[Override] = []
     for item in parse_overrides(list(map(all_options, arguments))):
-        if item.is_sweep_override():
-            axes.append(item)
+        if not item.several:
+            fixed.append(item)
+        elif item.values:
+            axes.append(parse_overrides([f"{item.key}={value}" for value in item.values]))
         else:
-            fixed.append(unescaped(item.input_line))
+            raise ConfigError(f"{item.text}: a sweep takes values one by one: {item.key}=A,B")
     jobs: list[Job] = []
     skipped: dict[str, str] = {}
-    for values in itertools.product(*[axis.sweep_string_iterator() for axis in axes]):
-        chosen: list[str] = []
+    for chosen in itertools.product(*axes):
         folder = output
-        for axis, value in zip(axes, values, strict=True):
-            chosen.append(unescaped(f"{axis.key_or_group}={value}"))
-            folder = folder / re.sub(r"[^\w.+-]+", "-", chosen[-1])
-        overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
-        label = " ".join(chosen) or "run"
+        for item in chosen:
+            folder = folder / re.sub(r"[^\w.+-]+", "-", item.text)
+        words = [*fixed, *chosen, *parse_overrides([quoted_override("output", folder.absolute())])]
+        overrides = tuple(item.text for item in words)
+        label = " ".join(item.text for item in chosen) or "run"
         try:
-            composed = compose_config(overrides)
+            composed = compose_config(words)
         except UnknownKeyError as error:  # a method of the sweep may lack a setting that another one has
             skipped[label] = str(error)
             continue

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
 from common.run_config import LOCATION_KEYS, flat

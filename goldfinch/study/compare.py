@@ -15,14 +15,15 @@ from rich.console import Console
 
 from common.choices import folder_options
 from common.errors import ConfigError, EngineError, writing
-from common.run_config import attack_text
+from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
+from goldfinch.results.rows import differences_note, setting_differences
 from goldfinch.study.options import Rules
-from goldfinch.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
+from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from goldfinch.study.rules import Entrant, entrants_of
 from goldfinch.study.search import (
     POLL_SECONDS,
@@ -149,10 +150,10 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         found: list[StudyRun] = []
         remarks = [f"{name} is left out: {reason}." for name, reason in left_out.items()]
         for each in shared:
-            runs, problem = result_of(each)
+            runs, problems = result_of(each)
             found += runs
-            if problem:
-                remarks.append(f"{each.study.name} has no result: {problem}.")
+            remarks += [f"{each.study.name}: {problem}." for problem in problems]
+    remarks += settings_notes(entrants)
     tables = rank_methods(found)
     write_text(request.output / RUNS, runs_csv(found))
     text = page(request, entrants[0], tables, remarks)
@@ -253,11 +254,26 @@ def next_final_run(shared: SharedStudy, say: Say) -> bool:
     return take(shared.finals, final_tasks(shared), lambda task: {**task["values"]}, work, tell, shared.again)
 
 
-def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
+def settings_notes(entrants: Sequence[Entrant]) -> list[str]:
+    """Return the notes on settings that are fixed, and in which the methods differ; one for each kind of score."""
+    found: dict[str, None] = {}
+    for case in dict.fromkeys(entrant.case for entrant in entrants):
+        options: dict[str, dict[str, Any]] = {}
+        for entrant in entrants:
+            if entrant.case == case:
+                settings = result_settings(entrant.settings.raw, ("seed",))
+                options[entrant.method] = {key: settings[key] for key in settings if key not in entrant.space}
+        differences = setting_differences(options)
+        if differences:
+            found[differences_note(differences)] = None
+    return list(found)
+
+
+def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
     """Return all trials and final runs of a study that is done, and write its ``best.yaml``.
 
     Returns:
-        The runs, and why the study has no result; empty if it has one.
+        The runs, and what failed: why the study has no result, or why final runs have none.
     """
     study = shared.study
     found: list[StudyRun] = []
@@ -287,17 +303,17 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
         )
     best = best_trial(shared.trials)
     if best is None:
-        return found, "no trial ended with a score"
+        return found, ["it has no result: no trial ended with a score"]
     write_best(study, shared.trials, best)
-    problem = ""
+    problems: list[str] = []
     final = entries(shared.finals, final_tasks(shared), shared.again)
     for index in sorted(final):
         attributes = final[index].user_attrs
         if "run" in attributes:
             found.append(StudyRun(**attributes["run"]))
         else:
-            problem = problem or f"its final run with seed {attributes['seed']} failed: {attributes['problem']}"
-    return found, problem
+            problems.append(f"its final run with seed {attributes['seed']} failed: {attributes['problem']}")
+    return found, problems
 
 
 def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecord) -> StudyRun:
@@ -327,6 +343,7 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecor
         facts.scored,
         facts.bound or "",
         run.processor,
+        "yes" if run.at_chance else "",
     )
 
 
@@ -390,7 +407,8 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
         f"{settings.train.rounds} rounds. Each method has {rules.studies} studies of {rules.trials} trials for each "
         f"searched setting, by validation on {settings.protocol.validation:g} of each client's training samples. "
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
-        "last round, mean over domains. Intervals are Student's t over the means of the studies.",
+        f"last round, mean over domains: {OVER_STUDIES}. [a, b] is the 95 % interval of a difference, paired by study "
+        "(Student's t).",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", ranked_table(table)]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from common.choices import choices_of
-from common.config import Search, compose_config, search_ranges
+from common.composition import compose_config
+from common.config import Search, search_ranges
 from common.errors import ConfigError
 from common.metrics import MEASURES, Measure
 from common.overlays import printed_values
@@ -137,7 +138,7 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
     if IN_DOMAIN in rules.scores:
         found.append(IN_DOMAIN)
     if LEAVE_ONE_OUT in rules.scores:
-        settings = settings_of(compose_config(_compose(method, IN_DOMAIN, overrides, rules)))
+        settings = settings_of(compose_config(_compose(method, IN_DOMAIN, overrides, rules)[0]))
         protocol = settings.choices["protocol"]
         if protocol != "one_per_domain":
             raise ConfigError(
@@ -149,8 +150,8 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
     return found
 
 
-def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> list[str]:
-    """Return the overrides of a method's runs in a case, without seed, output and printed values."""
+def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> tuple[list[str], str]:
+    """Return the overrides of a method's runs in a case, without seed, output and printed values, and the data set."""
     chosen = [f"method={method}", VALIDATION, *overrides]
     if case != IN_DOMAIN:
         chosen = [item for item in chosen if not item.startswith("protocol=")]
@@ -160,7 +161,7 @@ def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
         chosen.append(f"{PARTITION}=null")
     if rules.weighting and "weighting" in composed["method"]:
         chosen.append(f"method.weighting={rules.weighting}")
-    return chosen
+    return chosen, str(composed["choices"]["data"])
 
 
 def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> Entrant:
@@ -169,9 +170,9 @@ def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
     Raises:
         ConfigError: the method cannot be run or searched with these settings.
     """
-    chosen = _compose(method, case, overrides, rules)
+    chosen, data = _compose(method, case, overrides, rules)
     given = {item.partition("=")[0] for item in overrides}
-    paper = printed_values(method, compose_config(chosen)["choices"]["data"])
+    paper = printed_values(method, data)
     fixed: dict[str, float] = {}
     start: Start = "default"
     if paper is not None:

@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 
 from common.choices import folder_options
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
 from common.overlays import overlay_text
@@ -170,13 +170,12 @@ def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remed
 
 
 def _made(name: str, storage: BaseStorage) -> Study:
-    """Return Optuna's study with a name, which is made if it is not there."""
+    """Return Optuna's study with a name, which is made if it is not there; nothing is written if it is."""
+    sampler = optuna.samplers.RandomSampler()  # asked for nothing: entries have their values
+    with contextlib.suppress(KeyError):
+        return optuna.load_study(study_name=name, storage=storage, sampler=sampler)
     return optuna.create_study(
-        study_name=name,
-        storage=storage,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(),  # asked for nothing: entries have their values
+        study_name=name, storage=storage, direction="maximize", load_if_exists=True, sampler=sampler
     )
 
 

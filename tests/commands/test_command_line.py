@@ -20,7 +20,7 @@ from support.records import rewrite
 from support.runs import run
 
 from common.choices import CONF
-from common.config import changed_config
+from common.composition import changed_config
 from common.errors import ConfigError
 from common.settings import settings_of
 from goldfinch import cli

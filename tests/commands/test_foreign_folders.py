@@ -16,9 +16,9 @@ import yaml
 from support.records import Line, change_events, rewrite
 
 from common import choices
-from common.choices import choices_of
-from common.config import CONF, class_of
-from common.settings import RoundSettings, TrainSettings
+from common.choices import CONF, choices_of
+from common.config import class_of
+from common.round_settings import RoundSettings, TrainSettings
 from goldfinch.cli import main
 from goldfinch.commands import running
 from goldfinch.commands import sweep as sweep_module

@@ -137,7 +137,7 @@ def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> No
     config.write_text(config.read_text().replace("  test: true", "  test: false"))
     assert not RunRecord(tmp_path / "trial").scored
     boards = group_runs([found for found in find_runs([str(tmp_path)]) if found.scored])
-    assert [group.seeds for board in boards for group in board.groups] == [[0]]
+    assert [group.seeds for board in boards for group in board.rows] == [[0]]
 
 
 def lines(*codes: str) -> Any:

@@ -15,7 +15,8 @@ from PIL import Image
 from support.own import forget
 
 from common.choices import CONF, FOLDERS, search
-from common.config import build, changed_config, compose_config
+from common.composition import changed_config, compose_config
+from common.config import build
 from common.errors import ConfigError, EngineError
 from common.overlays import overlay_text
 from common.overrides import escaped, quoted_override, unescaped

@@ -207,9 +207,9 @@ def test_an_attacked_row_is_marked_alone_and_beside_others(flipped: Run, plain: 
     hostile = [flipped.folder, second.folder]
     (alone,) = group_runs([RunRecord(folder) for folder in hostile])
     (both,) = group_runs([RunRecord(folder) for folder in (*hostile, plain.folder)])
-    assert [group.label for group in alone.groups] == ["fpl (under attack: sign_flip by dark-0)"]
-    assert [len(group.runs) for group in both.groups] == [2, 1], "never one row"
-    assert ["under attack: sign_flip by dark-0" in group.label for group in both.groups] == [True, False]
+    assert [group.label for group in alone.rows] == ["fpl (under attack: sign_flip by dark-0)"]
+    assert [len(group.runs) for group in both.rows] == [2, 1], "never one row"
+    assert ["under attack: sign_flip by dark-0" in group.label for group in both.rows] == [True, False]
     assert any(note.startswith("under attack:") for note in score_sheet(both, "final").notes)
     assert [row["attack"] for row in json_table(both, "final")["rows"]] == ["sign_flip by dark-0", ""]
     assert title([alone]) == "FPL on toy, under attack: sign_flip by dark-0"

@@ -204,7 +204,7 @@ def test_a_run_is_not_written_over_files_of_its_names_even_with_overwrite(tmp_pa
     written("clients/list.csv", "mine")(tmp_path)
     written("replies.csv", "mine")(tmp_path)
     for more in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(ConfigError, match=r"holds no run, but replies\.csv and clients, .*output="):
+        with pytest.raises(ConfigError, match=r"holds no run, but clients and replies\.csv, .*output="):
             run(settings(tmp_path, **more))
     assert content(tmp_path) == {"clients/list.csv": b"mine", "replies.csv": b"mine"}
 

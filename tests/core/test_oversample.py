@@ -17,7 +17,8 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import attacked_settings, toy_settings
 
 from common.errors import ConfigError
-from common.settings import RoundSettings, load_settings
+from common.round_settings import RoundSettings
+from common.settings import load_settings
 from common.wire.messages import Answer, header_of
 from common.wire.payload import Payload
 from goldfinch.record import RunRecord as Record

@@ -12,11 +12,13 @@ import pytest
 from support.toy import composed, method_at_defaults
 
 from common import choices
-from common.config import Count, build, changed_config, check, checked, compose_config
+from common.composition import changed_config, compose_config
+from common.config import Count, build, check, checked
 from common.errors import ConfigError
 from common.overrides import split_overrides
+from common.round_settings import RoundSettings, TrainSettings
 from common.run_config import read_config, yaml_of
-from common.settings import RoundSettings, TrainSettings, load_settings, settings_of, with_method
+from common.settings import load_settings, settings_of, with_method
 from strategies.fedprox import FedProx
 
 MISTAKES = {

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from common.choices import CONF
 from common.errors import ConfigError
 from common.losses import balanced_weights, cross_entropy
-from common.settings import RunSettings, TrainSettings, load_settings
+from common.round_settings import TrainSettings
+from common.settings import RunSettings, load_settings
 from goldfinch.commands.sweep import Job
 from goldfinch.record import RunRecord
 from server.run.events import describe

@@ -20,9 +20,10 @@ from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_frame, score_sheet
-from goldfinch.results.groups import Board, comparable, group_runs, leader, ranked
+from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.rows import best_row, comparable, ranked
 from goldfinch.run_model import RunModel
-from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
+from goldfinch.study.ranking import StudyRun, marked_name, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
 
@@ -112,16 +113,16 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
 
 
 def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Board) -> None:
-    assert [group.label for group in board.groups] == [
+    assert [group.label for group in board.rows] == [
         "fedavg",
         "fedprox",
         "single_set (lower bound)",
         "pooled (upper bound)",
     ]
     assert board.bounds == {"single_set (lower bound)": "lower", "pooled (upper bound)": "upper"}
-    names = {group.label for group in comparable(board.groups)}
-    assert names == {"fedavg", "fedprox"} == {group.label for group in ranked(board.groups)}
-    assert leader([group for group in board.groups if group.bound]) is None
+    names = {group.label for group in comparable(board.rows)}
+    assert names == {"fedavg", "fedprox"} == {group.label for group in ranked(board.rows)}
+    assert best_row([group for group in board.rows if group.bound]) is None
     frame = score_frame(board, "final")
     assert not frame[frame["method"].isin(board.bounds)]["best"].any()
     sheet = score_sheet(board, "final")
@@ -130,7 +131,7 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
 
 
 def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
-    shutil.copytree(board.groups[-1].runs[0].folder, tmp_path / "run")
+    shutil.copytree(board.rows[-1].runs[0].folder, tmp_path / "run")
     rewrite(tmp_path / "run" / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
     unfinished = RunRecord(tmp_path / "run")
     assert not unfinished.ended
@@ -153,7 +154,7 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
 def test_the_report_names_them_and_ranks_none(board: Board) -> None:
     from goldfinch.results.report.page import render
 
-    (two,) = group_runs([board.groups[0].runs[0], board.groups[-1].runs[0]])
+    (two,) = group_runs([board.rows[0].runs[0], board.rows[-1].runs[0]])
     page = render([two])
     assert "pooled (upper bound)" in page
     assert "<strong>pooled" not in page
@@ -176,12 +177,12 @@ def test_a_comparison_never_ranks_or_tests_a_bound(tmp_path: Path) -> None:
         runs.append(replace(final("single_set", study, 20.0, "lower"), scored="own model"))
     (table,) = rank_methods(runs)
     assert table.base == "moon", "a bound is no base"
-    assert [(row.name, row.rank) for row in table.rows] == [
+    assert [(marked_name(row), row.rank) for row in table.rows] == [
         ("fpl", 1), ("moon", 2), ("single_set (lower bound) *", None), ("pooled (upper bound)", None)
     ]  # fmt: skip
     bounds = [row for row in table.rows if row.bound]
     assert [(row.difference, row.p) for row in bounds] == [(None, None), (None, None)]
-    tested = next(row for row in table.rows if row.method == "fpl")
+    tested = next(row for row in table.rows if row.label == "fpl")
     assert tested.difference is not None
     assert tested.p == tested.difference.p, "Holm's family has one test"
     (tmp_path / "runs.csv").write_text(runs_csv(runs))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.scripts import ROOT
 
-from common.config import changed_config
+from common.composition import changed_config
 from common.overlays import find_overlay
 from common.run_config import yaml_of
 from common.settings import load_settings, settings_of

@@ -60,7 +60,7 @@ def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     [
         ({"others": "smal"}, "did you mean 'small'"),
         ({"networks": {"dark": "by_domain"}}, "cannot be a mix"),
-        ({"freeze": "backbone"}, "settings of one network"),
+        ({"freeze": "backbone"}, "Unexpected keyword argument"),
     ],
     ids=["unknown", "nested", "frozen"],
 )

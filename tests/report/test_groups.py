@@ -44,7 +44,7 @@ def changed(source: Path, target: Path, event: str, **content: Any) -> Path:
 @pytest.mark.usefixtures("undrawn")
 def test_table_report_and_figure_count_the_same_runs(seeds: Path) -> None:
     (board,) = boards_of(seeds)
-    (group,) = board.groups
+    (group,) = board.rows
     assert group.seeds == [0, 1]
     assert [run.folder.name for run in group.duplicates] == ["seed-0"]  # "copy" comes first by name
     average = str(group.value("average"))
@@ -59,7 +59,7 @@ def test_the_same_seed_with_another_state_is_named_and_does_not_count(seeds: Pat
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
     changed(seeds / "seed-0", tmp_path / "b", "finish", sha256="0" * 64)
     (board,) = boards_of(tmp_path)
-    (group,) = board.groups
+    (group,) = board.rows
     assert (len(group.runs), [run.folder.name for run in group.contradictions]) == (1, ["b"])
     assert any("another state" in note and str(tmp_path / "b") in note for note in board.notes())
 
@@ -72,7 +72,7 @@ def test_rows_from_different_processors_are_named(seeds: Path, tmp_path: Path) -
     changed(seeds / "seed-1", tmp_path / "b", "start", processor=kept)
     (board,) = boards_of(tmp_path)
     (note,) = [note for note in board.notes() if "different processors" in note]
-    assert f"AMD EPYC, DEFAULT, default: {board.groups[0].label}" in note
+    assert f"AMD EPYC, DEFAULT, default: {board.rows[0].label}" in note
 
 
 def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_runs_of_other_code_are_other_rows_and_marked_everywhere(seeds: Path, tm
     shutil.copytree(seeds / "seed-1", tmp_path / "b")
     code = run_by_other_code(tmp_path / "b")
     (board,) = boards_of(tmp_path)
-    assert [group.seeds for group in board.groups] == [[0], [1]]
-    assert f"code {code}" in board.groups[1].label
+    assert [group.seeds for group in board.rows] == [[0], [1]]
+    assert f"code {code}" in board.rows[1].label
     assert "different code" in table_text([board], "final", "md")
     page = page_of(group_runs(find_runs([str(tmp_path)], finished=False)))
     leading = page[page.index('<div class="standfirst">') : page.index('<dl class="figures">')]
@@ -109,15 +109,15 @@ def test_another_scoring_is_another_row(tmp_path: Path) -> None:
     for name, last in (("five", 5), ("one", 1)):
         run(toy_settings("fpl", tmp_path / name, rounds={"last_rounds": last}))
     (board,) = boards_of(tmp_path)
-    assert [len(group.runs) for group in board.groups] == [1, 1]
+    assert [len(group.runs) for group in board.rows] == [1, 1]
 
 
 def test_fewer_rounds_are_marked(seeds: Path, tmp_path: Path) -> None:
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
     run(toy_settings("fedavg", tmp_path / "b", train={"rounds": 1}))
     (board,) = boards_of(tmp_path)
-    assert [bool(group.marks) for group in board.groups] == [False, True]
-    assert "1 rounds" in board.groups[1].label
+    assert [bool(group.marks) for group in board.rows] == [False, True]
+    assert "1 rounds" in board.rows[1].label
 
 
 def test_a_run_without_a_list_of_its_files_has_no_known_code(seeds: Path, tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from goldfinch.commands.sweep import plan
 from goldfinch.record import RunRecord
 from goldfinch.results.figures.charts import score as figure_score
 from goldfinch.results.frames import partial_notes, score_frame, score_sheet
-from goldfinch.results.groups import Board, Group, leader, ranked
+from goldfinch.results.groups import Board
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
+from goldfinch.results.rows import ScoreRow, best_row, ranked
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
@@ -62,8 +63,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: top / name for name in ("whole", "partial", "other")}
 
 
-def group(label: str, *runs: Path) -> Group:
-    return Group(label, [RunRecord(each) for each in runs])
+def group(label: str, *runs: Path) -> ScoreRow[RunRecord]:
+    return ScoreRow(label, [RunRecord(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def test_a_partial_score_is_never_the_best(folders: Mapping[str, Path]) -> None:
     partial, whole = group("partial", folders["partial"]), group("whole", folders["other"])
     assert not score_frame(board_of([partial, whole]), "final")["best"].any(), "however high the other is"
     assert ranked([partial, whole]) == [whole]
-    assert leader([partial, whole]) is None
+    assert best_row([partial, whole]) is None
 
 
 def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Path], tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
 LACKS = "seed 1: without dark (last scored in round 1)"
 
 
-def board_of(groups: list[Group]) -> Board:
+def board_of(groups: list[ScoreRow[RunRecord]]) -> Board:
     return Board("toy", "one_per_domain", "small", groups)
 
 
@@ -172,7 +173,7 @@ def shown(drawn: RenderableType, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def printed(groups: list[Group]) -> str:
+def printed(groups: list[ScoreRow[RunRecord]]) -> str:
     return shown(score_sheet(board_of(groups), "final").terminal(), 200)
 
 

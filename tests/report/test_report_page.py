@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.records import rewrite
 
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size

@@ -96,7 +96,7 @@ def test_each_status_has_its_own_count_everywhere(
     assert not [line for line in drawn if line.startswith(tuple(others))]
 
     (board,) = group_runs([done])
-    assert f"Replies: {board.groups[0].label}: {told}." in board.notes()
+    assert f"Replies: {board.rows[0].label}: {told}." in board.notes()
     assert main(["table", str(tmp_path)]) == 0
     assert told in " ".join(capsys.readouterr().out.split())
     assert sum(row[status] for row in client_rows(done)) == 2

@@ -28,7 +28,7 @@ from goldfinch.record import RunRecord
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
 from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
-from goldfinch.study.ranking import StudyRun
+from goldfinch.study.ranking import StudyRun, marked_name
 from goldfinch.study.rules import entrants_of, shared_settings
 
 QUIET = Console(quiet=True)
@@ -225,6 +225,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             reply_totals=SimpleNamespace(bytes={"up": 1, "down": 1}),
             code_by_package={"goldfinch": "c", "mylib": "m"},
             processor="AMD EPYC, AVX2",
+            at_chance=False,
         )
 
     monkeypatch.setattr("goldfinch.study.search.run_here", trial)
@@ -246,9 +247,10 @@ def test_every_study_has_seeds_that_nothing_else_has(short: list[str], tmp_path:
 
 def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], tmp_path: Path) -> None:
     found = compare.compare(request(tmp_path, "fedavg", "fedprox"), console=QUIET)
-    assert [(row.name, row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
-    assert found.notes == ["fedprox/in_domain/1 has no result: its final run with seed 2 failed: not finite."]
-    assert found.notes[0] in (tmp_path / "compare.md").read_text()
+    assert [(marked_name(row), row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
+    failed = [f"fedprox/in_domain/1: its final run with seed {seed} failed: not finite." for seed in (2, 3)]
+    assert found.notes == failed, "each that failed is named"
+    assert found.notes[1] in (tmp_path / "compare.md").read_text()
 
 
 def test_a_method_of_one_s_own_is_no_other_code(

@@ -11,7 +11,8 @@ import optuna
 import pytest
 
 from common.choices import CONF
-from common.config import Search, build, compose_config, search_ranges
+from common.composition import compose_config
+from common.config import Search, build, search_ranges
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import load_settings, settings_of
 from goldfinch.study import rules, search

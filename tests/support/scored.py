@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from goldfinch.record import RunRecord
-from goldfinch.results.groups import Group, group_runs
-from server.run.files import End, Facts, ReplyTotals
+from goldfinch.results.groups import group_runs
+from goldfinch.results.rows import ScoreRow
+from server.run.files import OWN, SHARED, End, Facts, ReplyTotals
 
 TOTALS = ReplyTotals.of([{"status": "trained", "bytes_up": 1, "bytes_down": 1}])
 
@@ -23,6 +24,7 @@ def scored_run(
     domains: tuple[str, str] = ("a", "b"),
     missing: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
+    personal: bool = False,
 ) -> RunRecord:
     """A run with this average over two domains that differ by two points, and a state of its own.
 
@@ -32,6 +34,7 @@ def scored_run(
         domains: the names of the worse and of the better domain.
         missing: domains without a score.
         settings: further settings by key; runs that differ in them are of two configurations.
+        personal: whether each client was scored with its own model.
     """
     accuracy = dict(zip(domains, (average - 1, average + 1), strict=True))
     score = {"average": average, "worst": average - 1, "spread": 1.0, "missing": dict.fromkeys(missing)}
@@ -47,8 +50,8 @@ def scored_run(
         scoring="",
         planned=2,
         code="unknown",
-        scored="global model",
-        end=End("finish", 2, f"{average}", 1.0, 1),
+        scored=OWN if personal else SHARED,
+        end=End("finish", 2, f"{method} {average}", 1.0, 1),
     )
     run = RunRecord(Path(f"{method}-{seed}"))
     options = {"method._target_": method, **(settings or {})}
@@ -67,9 +70,9 @@ def restate(run: RunRecord, **facts: Any) -> None:
     vars(run)["facts"] = replace(known, **facts)
 
 
-def all_groups(runs: Sequence[RunRecord]) -> list[Group]:
+def all_groups(runs: Sequence[RunRecord]) -> list[ScoreRow[RunRecord]]:
     """The rows of all tables of runs."""
-    found: list[Group] = []
+    found: list[ScoreRow[RunRecord]] = []
     for board in group_runs(runs):
-        found += board.groups
+        found += board.rows
     return found
