@@ -1,4 +1,4 @@
-"""The settings of rounds and of local training: the groups ``train`` and ``rounds``. It does not import torch."""
+"""The settings of rounds and of local training: the groups ``train`` and ``rounds``. The module imports no torch."""
 
 import math
 from typing import Annotated, Literal
