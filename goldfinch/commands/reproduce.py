@@ -335,7 +335,7 @@ def comparison_of(
 def _information(folder: Path) -> float:
     """Return the mutual information of a run.
 
-    It is kept in ``mutual_information.json``, with the hash of the state for which it was estimated.
+    The estimate is kept in ``mutual_information.json``, with the hash of the state for which it was made.
     """
     from goldfinch.results.information import information_of_run
 
@@ -344,9 +344,9 @@ def _information(folder: Path) -> float:
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
             return float(kept["nats"])
-    found = information_of_run(folder)
-    write_json(path, {"state_sha256": state, **asdict(found)})
-    return found.nats
+    information = information_of_run(folder)
+    write_json(path, {"state_sha256": state, **asdict(information)})
+    return information.nats
 
 
 def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, object]:
