@@ -170,7 +170,7 @@ class RoundLoop:
             enough: updates after which the exchange closes; 0 if clients are only asked to score.
 
         Returns:
-            What the exchange came to, and the clients without an accepted reply.
+            The outcome of the exchange, and the clients without an accepted reply.
         """
         # Ask.
         message = self.federation.message(state)
