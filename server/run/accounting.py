@@ -104,13 +104,13 @@ class ReleaseCounts:
                     "begin another run in another output="
                 ) from error
 
-    def asked(self, run: str, clients: Iterable[str]) -> None:
+    def count_requests(self, run: str, clients: Iterable[str]) -> None:
         """Record before an exchange that each of ``clients`` is asked for a release."""
         for client in clients:
             self._of(run, client)["open"] += 1
         self._write()
 
-    def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record the outcome of an exchange.
 
         Args:

@@ -8,7 +8,7 @@ part of the run began with (``start``, ``resume``), and what it ended with (``fi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,38 +67,21 @@ class End:
     seconds: float
     server_peak_bytes: int
     key: int | None = None
-    joined_batches: Sequence[str] = ()
+    joined_batches: list[str] = field(default_factory=list)
     privacy: Mapping[str, Any] | None = None
 
     def content(self) -> dict[str, Any]:
-        """Return the facts as the event holds them, besides its name and round."""
-        content: dict[str, Any] = {
-            "sha256": self.sha256,
-            "seconds": self.seconds,
-            "server_peak_bytes": self.server_peak_bytes,
-            "key": self.key,
-        }
-        if self.joined_batches:
-            content["joined_batches"] = list(self.joined_batches)
-        if self.privacy is not None:
-            content["privacy"] = self.privacy
-        return content
+        """Return the facts as the event holds them, besides its name and round; empty facts are left out."""
+        facts = asdict(self)
+        del facts["event"], facts["round"]
+        return {name: value for name, value in facts.items() if value not in (None, [])}
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> End | None:
         """Return the facts in an event; ``None`` if it ends no run."""
         if entry["event"] not in ENDINGS or "sha256" not in entry:
             return None
-        return cls(
-            event=str(entry["event"]),
-            round=int(entry["round"]),
-            sha256=str(entry["sha256"]),
-            seconds=float(entry["seconds"]),
-            server_peak_bytes=int(entry["server_peak_bytes"]),
-            key=entry["key"],
-            joined_batches=tuple(entry.get("joined_batches", ())),
-            privacy=entry.get("privacy"),
-        )
+        return cls(**{name: entry[name] for name in cls.__dataclass_fields__ if name in entry})
 
 
 @dataclass(frozen=True)

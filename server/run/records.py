@@ -104,17 +104,19 @@ class Recorder:
         best = best_round(states(self._validated.scores, self._skipped))
         self.federation.best = best.round if best else -1
 
-    def skipped(self, number: int, outcome: Outcome) -> None:
+    def record_skipped(self, number: int, outcome: Outcome) -> None:
         """Write that round ``number`` missed its quorum."""
         self._skipped.add(number)
         self.history.event(
             "round skipped", round=number, answered=len(outcome.updates), needed=outcome.needed, by=outcome.by
         )
 
-    def asked(self, requests: Mapping[str, Request]) -> None:
+    def count_requests(self, requests: Mapping[str, Request]) -> None:
         """Count each request to train as a release of a private run, before it is sent."""
         if self.account is not None:
-            self.account.ledger.asked(self.run_id, [client for client, request in requests.items() if request.train])
+            self.account.ledger.count_requests(
+                self.run_id, [client for client, request in requests.items() if request.train]
+            )
 
     def record(
         self,
@@ -184,7 +186,7 @@ class Recorder:
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
         if self.account is not None:
-            self.account.ledger.answered(self.run_id, lines)
+            self.account.ledger.count_replies(self.run_id, lines)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""

@@ -142,7 +142,7 @@ class RoundLoop:
                 if not outcome.admitted:
                     check_errors_differ(failures, number, len(self.registry.expected))
                 self.state, self.federation.counted = replace(self.state, round=number), counted
-                self.recorder.skipped(number, outcome)
+                self.recorder.record_skipped(number, outcome)
                 return False
             state, self.federation.counted = outcome.state, outcome.counted
             participants = []
@@ -175,7 +175,7 @@ class RoundLoop:
         # Ask.
         message = self.federation.message(state)
         requests = self.federation.requests(self.checkpoints.run_id, participants, train=enough > 0)
-        self.recorder.asked(requests)
+        self.recorder.count_requests(requests)
 
         # The clients score the state, and train.
         replies, failures = self.engine.exchange(

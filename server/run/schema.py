@@ -165,7 +165,7 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
 }
 """The type of the entries of each file, by the file's name."""
 
-END = ("sha256", "seconds", "server_peak_bytes", "key")
+END = ("sha256", "seconds", "server_peak_bytes")
 """Fields of the event that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
 
 NEEDED = {

@@ -69,7 +69,7 @@ def summary_of(files: RunFiles) -> dict[str, Any]:
         "server_peak_bytes": end.server_peak_bytes,
         "clients": facts.samples,
         "counts_less": dict(facts.counts_less),
-        "joined_batches": list(end.joined_batches),
+        "joined_batches": end.joined_batches,
         "splits": facts.splits,
         "processor": dict(facts.processor),
         "versions": dict(facts.versions),
