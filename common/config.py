@@ -29,6 +29,7 @@ from common.choices import CONF, FOLDERS, choices_of, imports_of, trust, trusted
 from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overlays import Overlay
 from common.overrides import parse_overrides, quoted_override, unescaped
+from common.text import shell_line
 from common.versions import OURS
 
 _HYDRA = threading.Lock()
@@ -318,7 +319,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         item.key_or_group, item.input_line = unescaped(item.key_or_group), unescaped(item.input_line)
         if item.is_sweep_override() or item.value() == "*":
             line = item.input_line
-            raise ConfigError(f"{line}: a run has one value of each setting; use sweep: goldfinch sweep {line}")
+            key, _, text = line.partition("=")
+            remedy = f"a value with a comma is quoted: {shell_line([quoted_override(key, text)])}"
+            if key != "output":
+                remedy = f"use sweep: goldfinch sweep {line}; {remedy}"
+            raise ConfigError(f"{line}: a run has one value of each setting; {remedy}")
         item._value = unescaped(item.value())
     return parsed
 

@@ -35,6 +35,13 @@ def quoted_override(key: str, value: object) -> str:
     return f"{key}='{quoted}'"
 
 
+def written_override(key: str, value: object) -> str:
+    """Return ``key=value``, quoted where Hydra needs it."""
+    if re.fullmatch(r"[\w./-]+", str(value), re.ASCII):
+        return f"{key}={value}"
+    return quoted_override(key, value)
+
+
 def escaped(text: str, letters: str = r"[^\x00-\x7f]") -> str:
     """Return ``text`` with some characters written as ``$u<number>$``.
 
