@@ -12,7 +12,7 @@ import typer
 
 from common.errors import ConfigError, nearest
 from common.metrics import METRICS, RULES
-from common.versions import VERSION, shadows
+from common.versions import VERSION
 from goldfinch.commands import models
 from goldfinch.commands.program import (
     Jobs,
@@ -48,8 +48,6 @@ def _goldfinch(
     ] = False,
 ) -> None:
     """Federated learning for devices whose data come from different domains, on Flower."""
-    if strangers := shadows(sys.path):
-        raise ConfigError(f"{strangers[0]} is imported in place of Goldfinch's package: call goldfinch elsewhere")
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit(2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Protocol, TypeVar
 
 from hydra.utils import get_method
 
@@ -17,7 +17,14 @@ from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header
 from common.wire.payload import Payload, decode, encode, encoded_size
 from server.run.engine import Admit, Failure, Keep, as_it_is
+from server.run.signals import uninterrupted
 from strategies.core.federation import Closing, Reply
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+SIGNAL_SECONDS = 0.2
+"""Seconds that a signal waits at most while clients train on several threads."""
 
 
 class LocalDevice(Protocol):
@@ -63,7 +70,9 @@ class InlineEngine:
             raise ConfigError(f"engine.device={self.options.device} is not Goldfinch's own: name it yourself")
         make: Callable[[RunSettings, ClientSpec], LocalDevice] = get_method(self.options.device)
         self.devices = {spec.id: make(settings, spec) for spec in settings.clients}
-        self._pool = ThreadPoolExecutor(self.options.workers, thread_name_prefix="client")
+        self._pool: ThreadPoolExecutor | None = None
+        if self.options.workers > 1:
+            self._pool = ThreadPoolExecutor(self.options.workers, thread_name_prefix="client")
 
     def register(
         self,
@@ -75,7 +84,7 @@ class InlineEngine:
 
         A client's own error is raised, since it can be fixed on this machine.
         """
-        registrations = list(self._pool.map(lambda client: self.devices[client].register(), expected))
+        registrations = self._each(lambda client: self.devices[client].register(), expected)
         failures = []
         for registration in registrations:
             reason = admit(registration)
@@ -98,7 +107,8 @@ class InlineEngine:
             blob = encode(message)
         replies: list[Reply] = []
         failures: list[Failure] = []
-        for outcome in self._pool.map(lambda request: self._ask(request, message, blob, keep), requests.values()):
+        outcomes = self._each(lambda request: self._ask(request, message, blob, keep), list(requests.values()))
+        for outcome in outcomes:
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
@@ -126,5 +136,19 @@ class InlineEngine:
         )  # not in the try: a full disk is the server's error
 
     def close(self) -> None:
-        """See :class:`server.run.engine.Engine`."""
-        self._pool.shutdown()
+        """See :class:`server.run.engine.Engine`. Clients that have not begun are not asked any more."""
+        if self._pool is not None:
+            with uninterrupted():
+                self._pool.shutdown(cancel_futures=True)
+
+    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results of ``work`` in the order of ``items``, in this thread or in those of the pool."""
+        if self._pool is None:
+            return [work(item) for item in items]
+        with uninterrupted():
+            futures = [self._pool.submit(work, item) for item in items]
+        pending = set(futures)
+        while pending:
+            with uninterrupted():  # a signal waits this long at most
+                pending = wait(pending, SIGNAL_SECONDS).not_done
+        return [future.result() for future in futures]

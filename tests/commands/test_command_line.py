@@ -192,17 +192,17 @@ def test_goldfinch_does_not_import_from_the_working_folder_and_doctor_names_what
 
 
 @pytest.mark.parametrize(
-    ("stranger", "words", "remedy"),
+    ("stranger", "words"),
     [
-        ("common.py", ["-c", "import goldfinch"], "rename it"),
-        ("server/__init__.py", ["-m", "goldfinch", "--version"], "rename it"),
-        ("client/__init__.py", ["script.py"], "rename it"),
-        ("strategies.py", ["-c", COMMAND_LINE, "list", "engine"], "call goldfinch elsewhere"),
+        ("common.py", ["-c", "import goldfinch"]),
+        ("server/__init__.py", ["-m", "goldfinch", "--version"]),
+        ("client/__init__.py", ["script.py"]),
+        ("strategies.py", ["-c", COMMAND_LINE, "list", "engine"]),
     ],
     ids=["imported", "a module that is run", "a script", "the command line"],
 )
 def test_a_file_that_shadows_a_package_is_named_however_goldfinch_is_imported(
-    stranger: str, words: list[str], remedy: str, tmp_path: Path
+    stranger: str, words: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
@@ -211,7 +211,7 @@ def test_a_file_that_shadows_a_package_is_named_however_goldfinch_is_imported(
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"{path} is imported in place of Goldfinch's package" in done.stderr
-    assert remedy in done.stderr
+    assert "rename it, or start Python in another folder" in done.stderr
 
 
 IMPORTED = """

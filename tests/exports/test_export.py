@@ -23,12 +23,13 @@ from torch import nn
 from common import choices
 from common.data.batches import Augmentation
 from common.errors import CheckpointError, ConfigError
-from common.exports import formats, load_model
+from common.exports import load_model
 from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.prototypes import PrototypeSet
 from goldfinch.cli import main
 from goldfinch.commands.export import export
+from goldfinch.exports import formats
 from goldfinch.exports.card import model_card
 from goldfinch.exports.formats import FORMATS, READERS, ExportError
 from goldfinch.results.run import RunFolder

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from support.faults import PATIENCE, events, wait_until
 from support.federation import ROOT
 
 from goldfinch import cli
-from server.run.signals import Terminated, terminable
+from server.run.signals import Terminated, terminable, uninterrupted
 
 SMALL = ("method=fedavg", "protocol.samples=24", "train.batch_size=8", "train.device=cpu", "train.rounds=500")
 
@@ -131,3 +132,45 @@ def test_exit_codes(
     monkeypatch.setattr("goldfinch.commands.doctor.examine", interrupted)
     assert cli.main(["doctor"]) == code
     assert words in capsys.readouterr().err
+
+
+def test_a_signal_waits_where_a_lock_is_shared_with_other_threads() -> None:
+    steps: list[str] = []
+
+    def work() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+            steps.append("the lock is given back")
+        steps.append("not reached")
+
+    with pytest.raises(Terminated), terminable():
+        work()
+    assert steps == ["the lock is given back"]
+
+
+def test_ctrl_c_waits_too_and_other_threads_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(_enter).result()
+
+
+def _enter() -> bool:
+    with uninterrupted():
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(20))
+def test_a_signal_at_any_moment_ends_a_run_on_several_threads(trial: int, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    process = started(output, "engine=inline", "engine.workers=3", *SMALL, f"output={output}", program=FROM_PYTHON)
+    saved = output / "checkpoint"
+    wait_until(lambda: list(saved.glob("*.safetensors")) or process.poll() is not None, "the first round")
+    time.sleep(0.013 * trial)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
