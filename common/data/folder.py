@@ -1,5 +1,6 @@
 """The user's own images: every directory of class folders is a domain."""
 
+import glob
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +23,10 @@ from common.data.layouts import (
     roles_of,
     with_images,
 )
-from common.data.names import name_key, unfit
+from common.data.names import name_key, split_of, unfit
 from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
+from common.overrides import written_override
 from common.text import printable, shell_line, warn_once
 
 MAX_SHOWN = 5
@@ -81,17 +83,28 @@ class Folder(OwnImages):
         Raises:
             DataError: there are none; the message says what is there.
         """
-        if "domain" not in (self.path or "domain").split("/") or (not self.path and has_parts(root)):
+        if "domain" not in (self.path or "domain").split("/"):
             return (root.name,)
         found = with_images(root)
+        if not self.path and has_parts(root):
+            if others := [folder.name for folder in found if not split_of(folder.name)]:
+                one = written_override("data.domains", [root.name])
+                raise DataError(
+                    f"folder: {root} holds train and test images, and {some_of(others, 3)}: data.path=domain/class "
+                    f"reads each as a domain; {one} reads the splits of one domain, and counts the others"
+                )
+            return (root.name,)
         if not found:
             raise DataError(f"folder: {nothing_read(root)}")
         if self.path:
-            places = {path.relative_to(root).parts[:-1] for path in images_below(root)}
-            names = {roles["domain"] for place in places if (roles := roles_of(place, self.path))}
+            names: set[str] = set()
+            for place in {path.parent for path in images_below(root)}:
+                if roles := roles_of(place.relative_to(root).parts, self.path):
+                    self._check_names(place, root, self.path)
+                    names.add(roles["domain"])
             return tuple(sorted(names)) or tuple(folder.name for folder in found)
         for folder in found:
-            check_name("domain", folder)
+            check_name("domain", folder, root)
         _warn_of(root, not_read(root, deep=False))
         if loose := loose_images(root):
             _warn_of(root, [f"{len(loose)} images in no folder of a domain, such as {loose[0].name}"])
@@ -99,7 +112,7 @@ class Folder(OwnImages):
         if len(found) > 1 and len(grids) == 1 and () not in grids:
             warn_once(
                 f"folder: {root}: domains are {some_of([folder.name for folder in found], MAX_SHOWN)}, and classes, in "
-                f"each of them, {some_of(*grids, MAX_SHOWN)}; data.path=class/domain if it is the other way round"
+                f"each of them, {some_of(list(*grids), MAX_SHOWN)}; data.path=class/domain if it is the other way round"
             )
         return tuple(folder.name for folder in found)
 
@@ -260,13 +273,15 @@ class Folder(OwnImages):
                 if not roles:
                     raise self._misplaced(path, names, directory, root)
                 if roles.get("domain", domain) == domain:
-                    self._check_names(path, names, pattern)
+                    self._check_names(path.parent, start, pattern)
                     yield path, roles.get("split", ""), roles["class"]
 
-    def _check_names(self, path: Path, names: Sequence[str], pattern: str) -> None:
-        for level, role in enumerate(pattern.split("/")[: len(names)]):
+    def _check_names(self, place: Path, start: Path, pattern: str) -> None:
+        """Check the names of the folders from ``start`` to a folder of images."""
+        for name, role in zip(place.relative_to(start).parts, pattern.split("/"), strict=False):
+            start = start / name
             if role in ("domain", "class"):
-                check_name(role, path.parents[len(names) - 1 - level])
+                check_name(role, start, Path(self.root or start.parent))
 
     def _misplaced(self, path: Path, names: Sequence[str], directory: Path, root: Path) -> DataError:
         """Return the error of an image that lies otherwise than the others should, or than ``path`` says."""
@@ -288,17 +303,18 @@ def _domains_near(domain: str, root: Path) -> str:
     return nearest(domain, [path.name for path in directories(root)])
 
 
-def check_name(kind: str, folder: Path) -> None:
+def check_name(kind: str, folder: Path, root: Path) -> None:
     """Refuse a folder whose name cannot be that of a domain or a class.
 
     Raises:
-        DataError: it cannot; the message has the command that renames it.
+        DataError: it cannot; the message has the command that renames all of that name under ``root``.
     """
     if reason := unfit(kind, folder.name):
         bare = printable(folder.name.lstrip("=+-@ ")).replace("\\", "_") or kind
         if unfit(kind, bare):
             bare += "_"
-        command = shell_line(["mv", "-n", folder, folder.with_name(bare)])
+        same = [place for place in sorted(root.rglob(glob.escape(folder.name))) if place.is_dir()] or [folder]
+        command = " && ".join(shell_line(["mv", "-n", place, place.with_name(bare)]) for place in reversed(same))
         raise DataError(f"folder: {printable(str(folder))}: the name of a {kind} {reason}; rename it: {command}")
 
 

@@ -269,7 +269,7 @@ def decode(files: Sequence[Path], image_size: int, base: Path, reading: Reading)
         except OSError as error:
             missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): restore it or unlist it"))
     if missing:
-        raise _listed(missing)
+        raise _listed(missing, len(files))
     names = [str(path) for path in files]
     return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
 
@@ -302,7 +302,7 @@ def decode_each(
         outcomes = list(pool.map(put, range(len(sources))))
     broken = [outcome for outcome in outcomes if isinstance(outcome, BrokenImageError)]
     if broken and not reading.skip_broken:
-        raise _listed(broken)
+        raise _listed(broken, len(sources))
     kept = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Remark)]
     warning = check_remarks([outcome for outcome in outcomes if isinstance(outcome, Remark)], reading.value_range)
     tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -342,22 +342,24 @@ class BrokenImageError(DataError):
 
     def __init__(self, name: str, reason: str, program: str = "") -> None:
         self.name, self.reason, self.program = name, reason, program
-        super().__init__(f"image {name} {reason}; {_advice([self])}")
+        super().__init__(f"image {name} {reason}; {_advice([self], 2)}")
 
 
-def _advice(broken: Sequence[BrokenImageError]) -> str:
-    advice = "replace what is broken, or take it out; data.broken=skip (of data=folder and data=table) leaves it out"
+def _advice(broken: Sequence[BrokenImageError], total: int) -> str:
+    advice = "replace what is broken, or take it out"
+    if len(broken) < total:
+        advice += "; data.broken=skip (of data=folder and data=table) leaves it out"
     if names := [each.name for each in broken if each.program]:
         return f"write numbers in their place ({on_files(broken[0].program or FINITE, names)}), {advice}"
     return advice
 
 
-def _listed(broken: Sequence[BrokenImageError]) -> DataError:
-    """Return the error of all files of a domain, in one line, since some records keep only the first line."""
+def _listed(broken: Sequence[BrokenImageError], total: int) -> DataError:
+    """Return the error of the broken of all files, in one line, since some records keep only the first line."""
     if len(broken) == 1:
         return broken[0]
     problems = some_of([f"image {each.name} {each.reason}" for each in broken], MAX_LISTED)
-    return DataError(f"{len(broken):,} files are not images that can be read: {problems}; {_advice(broken)}")
+    return DataError(f"{len(broken):,} files are not images that can be read: {problems}; {_advice(broken, total)}")
 
 
 def decode_image(source: Path | BinaryIO, image_size: int, name: str, reading: Reading | None = None) -> np.ndarray:

@@ -234,14 +234,10 @@ def read_as_folders(root: Path, image_size: int, names: Collection[str]) -> str:
             continue
         settings = ["data=folder", written_override("data.root", str(place))]
         if len(domains) < len(with_images(place)):
-            settings.append(f"data.domains=[{','.join(map(_quoted, domains))}]")
+            settings.append(written_override("data.domains", domains))
         settings.append(f"data.image_size={image_size}")
         return f"data=folder reads the folders as they are: {shell_line(['goldfinch', 'run', *settings])}"
     return ""
-
-
-def _quoted(name: str) -> str:
-    return written_override("", name).removeprefix("=")
 
 
 def _domains_in(place: Path) -> list[str]:
@@ -303,14 +299,22 @@ def nothing_read(root: Path) -> str:
         rename = 'g="${f//\\\\//}"; mkdir -p "$(dirname "$g")" && mv "$f" "$g"'
         command = f"(cd {_quoted_path(root)} && for f in *\\\\*; do {rename}; done)"
         return f"{found}. Names with \\ are paths of Windows: {command}"
-    for path in names:
-        if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-            return f"{found}. A table is read by {shell_line(['data=table', written_override('data.path', path)])}"
+    if table := _table_in(root):
+        return f"{found}. {table}"
     if loose_images(root):
         return f"{found}. {layout_advice(root)}"
     if hint := unreadable(root):
         return f"{found}{hint}"
     return f"{found}. Put images there as <domain>/<class>/*.png, or <domain>/{{train,test}}/<class>/*.png"
+
+
+def _table_in(root: Path) -> str:
+    """Return the settings that read a table in a folder; empty if there is none."""
+    for path in sorted(root.iterdir()):
+        if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
+            settings = [written_override("data.root", root), written_override("data.path", path.name)]
+            return f"a table is read by {shell_line(['data=table', *settings])}"
+    return ""
 
 
 def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> str:
@@ -338,7 +342,7 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
     if in_use:
         patterns = [in_use]
     odd = sorted(place for place in places if not any(roles_of(place, pattern) for pattern in patterns))
-    if any(place not in odd for place in usual):
+    if 2 * sum(place not in odd for place in usual) > len(usual):
         return "; ".join(dict.fromkeys(_put_right(place, usual, root, patterns) for place in odd[:MAX_FOUND]))
     ways: list[str] = []
     for roles in _ways(usual)[:MAX_WAYS]:
@@ -348,7 +352,9 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
             shown.append(f"{several} {some_of(names, MAX_NAMED)}")
         if inside is None or roles[0] == "domain":
             ways.append(f"data.path={'/'.join(roles)} reads {' and '.join(shown)}")
-    return "; ".join(ways)
+    if len(ways) > 1:
+        ways.append("classes may also lie above domains, as in class/domain")
+    return "; ".join([*ways, _table_in(root)]).removesuffix("; ")
 
 
 def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
@@ -387,7 +393,8 @@ def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
     found: list[list[str]] = []
     pairs = [*combinations(telling, 2), *combinations(others, 2), *((None, level) for level in telling or others)]
     for domain, label in pairs:
-        named = {domain: "domain", label: "class", **dict.fromkeys(splits, "split")}
+        named: dict[int | None, str] = {domain: "domain", label: "class"}
+        named.update(dict.fromkeys(splits, "split"))
         roles = [named.get(level, ANY) for level in levels]
         while roles[-2:] == [ANY, ANY]:
             roles.pop()

@@ -366,7 +366,9 @@ class Places:
                 moved = inside / table.name
                 command = shell_line(["mv", table, moved])
                 return f"its paths are relative to {inside}: {command} and {_at(moved, self.root)}"
-        return f"paths are relative to its own folder, or to data.root={self.root}: write them so, or move it"
+        return (
+            f"paths are relative to its own folder or to {self.root}, the data.root: write them so, or move the table"
+        )
 
     def _allowed(self) -> str:
         """Return the settings with a root that holds the table and all of its images."""

@@ -135,12 +135,12 @@ class Content:
     @property
     def repeats(self) -> bool:
         """Whether there are several values, each of two rows or more on average."""
-        return 2 <= len(self.counts) <= max(2, self.rows // 2)
+        return 2 <= len(self.counts) <= max(2, self.rows // 2) and "" not in self.counts
 
     @property
     def is_few(self) -> bool:
         """Whether there are few values for so many rows, as of domains."""
-        return 2 <= len(self.counts) <= max(2, math.isqrt(self.rows))
+        return self.repeats and len(self.counts) <= max(2, math.isqrt(self.rows))
 
     @property
     def is_number(self) -> bool:
@@ -401,7 +401,8 @@ def _opened(
         names = _class_names(features[columns.label])
         encoded = _holds_images(features[columns.image])
         rows = tuple(_rows(place, parts, columns, encoded))
-    return OpenTable(str(place), parts, columns, encoded, rows, names, key)
+    files = [str(path) for part in parts for path in part.files]
+    return OpenTable(str(place), parts, columns, encoded, rows, names, (*key, *files))
 
 
 def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
@@ -631,7 +632,7 @@ def _form(path: Path) -> Form:
     separators = list(SEPARATORS)
     if re.fullmatch(r"sep=.\s*", lines[0] if lines else "", re.IGNORECASE):
         above, separators = 1, [lines[0][4]]
-    _, separator, above = max((_fit(lines, each, above, path), each, above) for each in reversed(separators))
+    separator = max(separators, key=lambda each: _fit(lines[above:], each, path))
     while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines, above, separator)):
         above += 1
     rows = [row for row in _cells(lines[above:], separator) if row]
@@ -655,21 +656,21 @@ def _form(path: Path) -> Form:
 def _recoded(path: Path, encoding: str) -> str:
     target = path.with_name(f"{path.stem}-utf8{path.suffix}")
     command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
-    return f"write it in UTF-8: {command} and {written_override('data.path', str(target))}"
+    return f"write it in UTF-8: {command} && {shell_line(['mv', target, path])}"
 
 
 def _cells(lines: Iterable[str], separator: str) -> Any:
     return csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ")
 
 
-def _fit(lines: Sequence[str], separator: str, above: int, path: Path) -> tuple[bool, float]:
+def _fit(lines: Sequence[str], separator: str, path: Path) -> tuple[bool, float]:
     """Return how well a separator fits: whether most rows have a path, and the share of rows of the usual length."""
-    rows = [row for row in _cells(lines[above:], separator) if row]
-    lengths = Counter(map(len, rows))
-    if not rows or max(lengths) < 2:
+    rows = [row for row in _cells(lines, separator) if row]
+    ((usual, count),) = Counter(map(len, rows)).most_common(1) or [(0, 0)]
+    if usual < 2:
         return False, 0
     with_path = sum(any(is_path(cell, path.parent) for cell in row) for row in rows)
-    return 2 * with_path >= len(rows) - 1, lengths.most_common(1)[0][1] / len(rows)
+    return 2 * with_path >= len(rows) - 1, count / len(rows)
 
 
 def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
@@ -793,7 +794,10 @@ def _choose_columns(
         encoded = [name for name in features if _holds_images(features[name]) and name not in known.chosen()]
         named = [name for name in left if name_key(name) in ("path", "image")]
         paths = [name for name in left if contents[name].holds_paths]
-        image = _only_column(place, "image", _better(encoded or paths or named, named), features, needed=True)
+        both = list(dict.fromkeys([*paths, *named]))
+        if len(set(paths) & set(named)) == 1:  # of several with paths, the one that is called so
+            both = [name for name in paths if name in named]
+        image = _only_column(place, "image", encoded or both, features, needed=True)
     left = [name for name in left if name != image]
     split = known.split
     if len(parts) == 1 and not split and requested.split != NONE:
@@ -814,10 +818,10 @@ def _choose_columns(
             place, "label", labels or named or repeated or left[: 2 - len(left)], features, needed=True
         )
     columns = Columns(image, label, domain, split, known.scored)
+    _check_kinds(place, columns, features)
     left = [name for name in left if name != label]
     asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
-    columns = _with_few_values(place, columns, {name: contents[name] for name in left}, asked, domains)
-    _check_kinds(place, columns, features)
+    columns = _with_few_values(place, parts, columns, {name: contents[name] for name in left}, asked, domains)
     _log_columns(place, columns, requested, features)
     return columns
 
@@ -839,21 +843,19 @@ def _named_columns(place: str, features: Mapping[str, Any], requested: Columns) 
     return columns
 
 
-def _better(found: Sequence[str], named: Sequence[str]) -> Sequence[str]:
-    """Return those of the columns that have a name which says it; all if none or several have."""
-    both = [name for name in found if name in named]
-    if len(both) == 1:
-        return both
-    return found
-
-
 def _with_few_values(
-    place: str, columns: Columns, left: Mapping[str, Content], asked: Columns, domains: tuple[str, ...] | None
+    place: str,
+    parts: Sequence[TablePart],
+    columns: Columns,
+    left: Mapping[str, Content],
+    asked: Columns,
+    domains: tuple[str, ...] | None,
 ) -> Columns:
-    """Return the columns with the one of domains: the only one of few words for many rows.
+    """Return the columns with the one of domains: the only one of few words for many rows that tells no labels.
 
     Args:
         place: the table, for messages.
+        parts: its parts.
         columns: the columns that are known.
         left: what the other columns hold.
         asked: the columns of domains and of the split that are decided; empty: not decided.
@@ -868,23 +870,30 @@ def _with_few_values(
             name for name, held in left.items() if held.is_few and (not domains or set(domains) & set(held.counts))
         ]
     words = [name for name in sites if not left[name].is_number]
-    parts: list[str] = []
+    if words:
+        told = {name: set[tuple[str, str]]() for name in words}
+        for part in parts:
+            for cells, _, _ in _cell_batches(part, [*words, columns.label], {}):
+                for name in words:
+                    told[name].update(zip(cells[name], cells[columns.label], strict=True))
+        words = [name for name in words if len(told[name]) > len(left[name].counts)]  # others are like the labels
+    folds: list[str] = []
     if not asked.split:
         for name, held in left.items():
             if held.is_yes_or_no or (held.is_few and held.is_number and len(held.counts) <= MAX_NUMBERS):
-                parts.append(name)
-    if len(words) == 1:
+                folds.append(name)
+    if words == sites and len(words) == 1:
         columns, sites = replace(columns, domain=words[0]), []
     ways: list[str] = []
     for name in sites:
         ways.append(f"{_set('domain', name)} makes a domain of each of {some_of(list(left[name].counts), MAX_SHOWN)}")
-    for name in parts:
+    for name in folds:
         for value in sorted(left[name].counts)[:2]:
             ways.append(f"{_set('split', f'{name}:{value}')} scores the rows of {printable(value)} alone")
     if not ways:
         return columns
-    nothing = [f"data.{what}=none" for what, found in (("domain", sites), ("split", parts)) if found]
-    shown = some_of([printable(name)[:100] for name in dict.fromkeys([*sites, *parts])], MAX_SHOWN)
+    nothing = [f"data.{what}=none" for what, found in (("domain", sites), ("split", folds)) if found]
+    shown = some_of([printable(name)[:100] for name in dict.fromkeys([*sites, *folds])], MAX_SHOWN)
     raise DataError(
         f"table: {place}: few values in many rows of {shown} may be domains or splits: {'; '.join(ways)}; "
         f"{' '.join(nothing)} reads them as neither"
@@ -910,7 +919,7 @@ def _only_column(
         raise DataError(f"table: {place}: the columns {names} may both be the {what}; choose one: {' or '.join(ways)}")
     if needed and not found:
         ways = [_set(what, name) for name in features if _is_text(features[name]) or _is_label(features[name])]
-        raise DataError(f"table: {place}: no column is known to be the {what}; choose one: {some_of(ways)}")
+        raise DataError(f"table: {place}: no column is known to be the {what}; choose one: {' or '.join(ways)}")
     return "".join(found)
 
 
