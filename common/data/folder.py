@@ -78,11 +78,7 @@ class Folder(OwnImages):
         super().__post_init__()
 
     def _found_domains(self, root: Path) -> tuple[str, ...]:
-        """Return the names of the folders with images, and say which folders with or without images are not read.
-
-        Raises:
-            DataError: there are none; the message says what is there.
-        """
+        """Return the names of the folders with images, and say which folders with or without images are not read."""
         if "domain" not in (self.path or "domain").split("/"):
             return (root.name,)
         found = with_images(root)
@@ -247,16 +243,7 @@ class Folder(OwnImages):
         return read_images(domain, train, test, self.image_size, directory, self.reading)
 
     def _placed(self, directory: Path, domain: str, root: Path) -> Iterator[Placed]:
-        """Yield the images of a domain, each with its split and its class.
-
-        Args:
-            directory: the folder that holds them.
-            domain: the domain.
-            root: the folder of all domains; the same on a device with one.
-
-        Raises:
-            DataError: an image lies otherwise, or a name cannot be shown; the message has what helps.
-        """
+        """Yield the images of a domain, each with its split and its class."""
         whole = directory == root and "domain" in self.path.split("/")  # the images of all domains are in it
         pattern = self._pattern(directory)
         if whole and any(roles_of(path.relative_to(root).parts[:-1], self.path) for path in images_below(root)):

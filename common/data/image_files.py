@@ -443,11 +443,7 @@ def square(image: Image.Image, size: int, resize: Resize) -> Image.Image:
 
 
 def _check_size(image: Image.Image) -> None:
-    """Check what an image's header declares, before pixels are decoded.
-
-    Raises:
-        OSError: it has too many pixels, too large tiles, or a compression that is not decoded.
-    """
+    """Check what an image's header declares, before pixels are decoded."""
     if image.width * image.height > MAX_PIXELS:
         raise OSError(f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are decoded")
     if not isinstance(image, TiffImageFile):
@@ -461,14 +457,7 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _check_work(image: Image.Image, source: Path | BinaryIO) -> None:
-    """Check how much there is to decode in relation to the file.
-
-    A limit on the time would refuse an image on a slow device and take it on a fast one. Limits on the work bound the
-    time as well, and all devices agree.
-
-    Raises:
-        OSError: a large image is far larger than its file, or a JPEG has too many scans.
-    """
+    """Check how much there is to decode in relation to the file."""
     if isinstance(source, Path):
         with source.open("rb") as stream:
             _check_stream(image, stream)
@@ -502,10 +491,7 @@ def _scans(stream: BinaryIO) -> int:
 
 
 def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
-    """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255.
-
-    By default these are the ends of the file's type. (Pillow would clip 16-bit images at 255.)
-    """
+    """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255."""
     low, high = ends_of(image.mode, value_range)
 
     def scale(block: np.ndarray) -> np.ndarray:

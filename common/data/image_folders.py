@@ -144,11 +144,7 @@ class ImageFolders(DataSource):
         return f"{advice}. {self.layout()}".removeprefix(". ")
 
     def _check_classes(self, directory: Path) -> None:
-        """Check that a domain's directory holds the class folders: with lists any of them, otherwise all.
-
-        Raises:
-            DataError: it does not; the message says what it holds and what helps.
-        """
+        """Check that a domain's directory holds the class folders: with lists any of them, otherwise all."""
         missing = [name for name in self.class_names if subdirectory(directory, self._class_names(name)) is None]
         if not missing or (self.split == "lists" and len(missing) < len(self.class_names)):
             return

@@ -242,39 +242,25 @@ def read_as_folders(root: Path, image_size: int, names: Collection[str]) -> str:
 
 def _domains_in(place: Path) -> list[str]:
     """Return the folders in ``place`` with the same class folders; none if two folders' classes differ."""
-    found: list[str] = []
-    classes: set[str] = set()
-    for folder in with_images(place):
-        if split_of(folder.name):
-            return []
-        inside = _classes_in(folder)
-        if len(inside) < 2:
-            continue
-        if found and inside != classes:
-            return []
-        found.append(folder.name)
-        classes = inside
-    return found
+    classes = {folder.name: _classes_in(folder) for folder in with_images(place)}
+    found = {name: inside for name, inside in classes.items() if len(inside) > 1}
+    if any(map(split_of, classes)) or len(set(found.values())) != 1:
+        return []
+    return list(found)
 
 
-def _classes_in(domain: Path) -> set[str]:
+def _classes_in(domain: Path) -> frozenset[str]:
     """Return the names of a domain's class folders; none if ``data=folder`` would refuse them."""
     try:
-        places = bases(domain)
+        parts = bases(domain)
     except DataError:
-        return set()
-    found: set[str] = set()
-    for place in dict.fromkeys([domain, *places]):
-        if loose_images(place):
-            return set()
-    for place in places:
-        for folder in with_images(place):
-            if with_images(folder):
-                return set()
-            found.add(folder.name)
-    if coinciding(found):
-        return set()
-    return found
+        return frozenset()
+    loose = [path for place in {domain, *parts} for path in loose_images(place)]
+    folders = [folder for place in parts for folder in with_images(place)]
+    names = frozenset(folder.name for folder in folders)
+    if loose or coinciding(names) or any(map(with_images, folders)):
+        return frozenset()
+    return names
 
 
 # ---- what helps ------------------------------------------------------------------------------------------------------
@@ -336,7 +322,7 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
     if most == 0:
         return f"make a folder for each domain in {root}, in it one for each class, and move them there"
     usual = [place for place in places if len(place) == most]
-    patterns = ["domain/class", "domain/split/class"]
+    patterns = ["domain/split/class", "domain/class"]
     if has_parts(root):
         patterns = ["split/class"]
     if in_use:
@@ -377,11 +363,7 @@ def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
 
 
 def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return what the levels of folders may be, the likeliest first.
-
-    Args:
-        places: names of the folders from the root to the images, all of one length.
-    """
+    """Return what the levels of folders may be, the likeliest first."""
     levels = range(len(places[0]))
     splits = [level for level in levels if all(split_of(place[level]) for place in places)][:1]
     others = [level for level in levels if level not in splits]

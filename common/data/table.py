@@ -50,11 +50,11 @@ class Table(OwnImages):
     Attributes:
         domains: names of the domains; empty: all of the table, or all folders under ``root`` that hold one.
         path: the table, below ``root``; without a root, a path or a name of the Hub. Empty: the folder itself.
-        image: column of the images, or of their paths, which are relative to the table's folder; empty: the one of that
-            kind or name.
+        image: column of the images, or of their paths, which are relative to the table's folder; empty: the one that
+            holds such cells.
         label: column of the classes; likewise.
-        domain: column of the domains; likewise, or none.
-        split: column of the splits, or of yes and no for ``is_train``; likewise, or none.
+        domain: column of the domains; likewise, or ``none``.
+        split: column of the splits; likewise, or ``none``. ``COLUMN:CELL`` scores the rows with that cell.
     """
 
     name: ClassVar[str] = "table"
@@ -134,11 +134,7 @@ class Table(OwnImages):
         return open_table(place, asked, site, domains or self.domains, shared=shared)
 
     def _table_of(self, domain: str) -> OpenTable:
-        """Return the table of a domain: its own, or that of all.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Return the table of a domain: its own, or that of all."""
         own = Path(self.root or "") / domain / self.path
         if self.root and is_table(own):
             return self._open(own, shared=False)
@@ -180,16 +176,7 @@ class Table(OwnImages):
         return self.sorted_classes(found)
 
     def _rows_of(self, table: OpenTable, domain: str, *, own: bool) -> list[Row]:
-        """Return the rows of a domain.
-
-        Args:
-            table: its table.
-            domain: the domain.
-            own: whether a table without a column of domains may be its own.
-
-        Raises:
-            DataError: it has none, or the table does not say which rows are whose.
-        """
+        """Return the rows of a domain."""
         if not table.columns.domain:
             several = len(self.domains) > 1 and not own and domain not in sites_in(Path(self._whole()))
             if several and self._is_shared():
@@ -393,11 +380,7 @@ def _number(path: Path) -> int:
 
 
 def _part(table: OpenTable, row: Row) -> str:
-    """Return the split of a row: ``train``, ``test``, ``validation`` or empty.
-
-    Raises:
-        DataError: the word is none of a split.
-    """
+    """Return the split of a row: ``train``, ``test``, ``validation`` or empty."""
     word, columns = row.split, table.columns
     if columns.scored:
         return "test" if name_key(word) == name_key(columns.scored) else "train"

@@ -290,14 +290,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def _files_in(folder: Path, domain: str = "") -> list[tuple[str, Path]]:
-    """Return the tables in a folder, each with the name of its split: metadata of an ImageFolder, or Parquet files.
-
-    The split is the name of the folder with the metadata, or in a Parquet file's name.
-
-    Args:
-        folder: the folder.
-        domain: one of :func:`sites_in`; empty: all files.
-    """
+    """Return the tables in a folder, each with the name of its split: metadata of an ImageFolder, or Parquet files."""
     for name in METADATA:
         if (folder / name).is_file():
             return [("", folder / name)]
@@ -458,11 +451,7 @@ def _from_hub(name: str) -> Any:
 
 
 def _check_saved(folder: Path) -> tuple[Path, ...]:
-    """Check the files of a saved set, and return its Arrow files.
-
-    Raises:
-        DataError: a file is missing or damaged, has a name that leads elsewhere, or is not as ``save_to_disk`` writes.
-    """
+    """Check the files of a saved set, and return its Arrow files."""
     folders = [folder]
     if (folder / SETS).is_file():
         splits = _json(folder / SETS).get("splits")
@@ -511,11 +500,7 @@ def _check_rows(place: object, rows: int) -> None:
 
 
 def _check_arrow(path: Path) -> int:
-    """Return the rows of an Arrow file. Nothing of it is decompressed, so no batch is larger than the file.
-
-    Raises:
-        DataError: a batch is compressed, which ``save_to_disk`` never does, or its offsets lead out of it.
-    """
+    """Return the rows of an Arrow file. Nothing of it is decompressed, so no batch is larger than the file."""
     import pyarrow
 
     check_regular(path, MAX_FILE)
@@ -536,10 +521,7 @@ def _check_arrow(path: Path) -> int:
 
 
 def _batch_header(metadata: bytes) -> tuple[int, bool]:
-    """Return a record batch's rows, and whether it is compressed, of its flatbuffer (Message.fbs of Arrow).
-
-    pyarrow reads a batch whole and decompresses it before its length is known.
-    """
+    """Return a record batch's rows, and whether it is compressed, of its flatbuffer (Message.fbs of Arrow)."""
 
     def field(table: int, number: int) -> int:
         vtable = table - struct.unpack_from("<i", metadata, table)[0]
@@ -557,11 +539,7 @@ def _batch_header(metadata: bytes) -> tuple[int, bool]:
 
 
 def _check_parquet(path: Path) -> int:
-    """Return how many rows of a Parquet file are decoded at a time, so that they take about :data:`BLOCK` bytes.
-
-    Raises:
-        DataError: it has too many rows or columns, or declares more bytes than it could hold.
-    """
+    """Return how many rows of a Parquet file are decoded at a time, so that they take about :data:`BLOCK` bytes."""
     import pyarrow.parquet
 
     check_regular(path, MAX_FILE)
@@ -604,14 +582,7 @@ class Form:
 
 
 def _form(path: Path) -> Form:
-    """Return how a text file is written, by what it holds, and log what is not a header and commas.
-
-    The separator is the one by which most lines have equally many cells, of which one looks like a path. A first line
-    with a path is no header; the columns are then called 1, 2, ... Lines above that begin with # are left out.
-
-    Raises:
-        DataError: the file is no text in UTF-8, or has no columns.
-    """
+    """Return how a text file is written, by what it holds, and log what is not a header and commas."""
     check_regular(path, MAX_TEXT_FILE)
     with path.open("rb") as stream:
         start = stream.read(MAX_LOOKED)
@@ -682,11 +653,7 @@ def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
-    """Yield the rows of a text file.
-
-    Raises:
-        DataError: a row has not as many cells as there are columns.
-    """
+    """Yield the rows of a text file."""
     form = _form(path)
     count = len(form.columns)
     with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -774,18 +741,7 @@ def _choose_columns(
     requested: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:
-    """Return the columns that are read, by what they hold, and log those that were taken and those that are not read.
-
-    Args:
-        place: the table, for messages.
-        parts: its parts.
-        features: its columns.
-        requested: the columns that the user named.
-        domains: names of the domains that are known; ``None`` if no column of domains is looked for.
-
-    Raises:
-        DataError: a column is missing, or several may be meant; the message has a setting for each.
-    """
+    """Return the columns that are read, by what they hold, and log which were taken and which are not read."""
     known = _named_columns(place, features, requested)
     contents = _contents(parts, features)
     left = [name for name in contents if name not in known.chosen()]
@@ -851,19 +807,7 @@ def _with_few_values(
     asked: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:
-    """Return the columns with the one of domains: the only one of few words for many rows that tells no labels.
-
-    Args:
-        place: the table, for messages.
-        parts: its parts.
-        columns: the columns that are known.
-        left: what the other columns hold.
-        asked: the columns of domains and of the split that are decided; empty: not decided.
-        domains: names of the domains that are known; ``None`` if no column of domains is looked for.
-
-    Raises:
-        DataError: several columns may be of domains, or one may be of splits; the message has a setting for each way.
-    """
+    """Return the columns with the one of domains: the only one of few words for many rows that tells no labels."""
     sites: list[str] = []
     if domains is not None and not asked.domain:
         sites = [
@@ -984,11 +928,7 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
 def _cell_batches(
     part: TablePart, names: Sequence[str], classes: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[dict[str, list[str]], int, int]]:
-    """Yield the cells of columns of a part as texts, some rows at a time: by column, the rows, and those before them.
-
-    Raises:
-        DataError: there are more rows, or more bytes, than are read, or a cell is no text, too long or has a NUL.
-    """
+    """Yield the cells of columns of a part as texts, some rows at a time, with the rows and those before them."""
     if part.kind != "separated":
         for batch, read in _batches(part, names):
             yield {name: _texts(batch[name], name, classes.get(name, ())) for name in names}, batch.num_rows, read
@@ -1017,11 +957,7 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 
 def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iterator[tuple[pyarrow.Table, int]]:
-    """Yield some rows of a part that is no text file at a time, and the number of rows before them.
-
-    Raises:
-        DataError: there are more rows, or more bytes, than are read.
-    """
+    """Yield some rows of a part that is no text file at a time, and the number of rows before them."""
     datasets = hugging_face_datasets()
     read = decoded = 0
     size = sum(path.stat().st_size for path in part.files)
@@ -1040,16 +976,7 @@ def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iter
 
 
 def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> list[str]:
-    """Return the cells of a column as texts; an empty cell is an empty text.
-
-    Args:
-        column: the column.
-        name: its name.
-        names: names of its classes, if its numbers are labels.
-
-    Raises:
-        DataError: a cell is too long or has a NUL, or the column is of a kind that is not read.
-    """
+    """Return the cells of a column as texts; an empty cell is an empty text."""
     import pyarrow
     import pyarrow.compute
 
