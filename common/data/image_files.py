@@ -30,7 +30,7 @@ from common.data.value_ranges import (
     has_numbers,
     on_files,
     remark_on,
-    values_of,
+    image_values,
 )
 from common.errors import DataError, some_of
 from common.extras import install_command
@@ -394,7 +394,7 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
                 ImageOps.exif_transpose(image, in_place=True)
                 try:
-                    values = values_of(image)
+                    values = image_values(image)
                 except ValueError as error:
                     raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
                 read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))

@@ -110,7 +110,7 @@ class Columns:
 
 
 @dataclass
-class Content:
+class Cells:
     """What the cells of a column hold: how often each value, while there are few, and how many look like paths."""
 
     rows: int = 0
@@ -722,10 +722,10 @@ def _is_label(feature: Any) -> bool:
     return type(feature).__name__ == "ClassLabel"
 
 
-def _contents(parts: Sequence[TablePart], features: Mapping[str, Any]) -> dict[str, Content]:
+def _contents(parts: Sequence[TablePart], features: Mapping[str, Any]) -> dict[str, Cells]:
     """Return what the columns of single texts and numbers hold."""
     names = [name for name in features if _is_text(features[name])]
-    found = {name: Content() for name in names}
+    found = {name: Cells() for name in names}
     for part in parts:
         base = part.files[0].parent if part.files else Path()
         for cells, _, _ in _cell_batches(part, names, {}):
@@ -803,7 +803,7 @@ def _with_few_values(
     place: str,
     parts: Sequence[TablePart],
     columns: Columns,
-    left: Mapping[str, Content],
+    left: Mapping[str, Cells],
     asked: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:

@@ -114,7 +114,7 @@ def ends_of(mode: str, value_range: Sequence[float]) -> tuple[float, float]:
     return 0.0, 255.0
 
 
-def values_of(image: Image.Image) -> Values:
+def image_values(image: Image.Image) -> Values:
     """Return the values of an image, transparency included.
 
     Raises:

@@ -42,7 +42,7 @@ def load_pretrained(backbone: nn.Module, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightsReading:
     """One way to read a network in a file.
 
     Args:
@@ -111,14 +111,14 @@ def _some(names: Sequence[str]) -> str:
     return some_of(sorted(names), MAX_LISTED) or "none"
 
 
-def _held(reading: Reading) -> str:
+def _held(reading: WeightsReading) -> str:
     """Return what a file holds instead of the network, for messages; empty if it has most of the network's names."""
     if len(reading.given) > 1:
         return ""
     return f" (it holds {some_of(list(reading.tensors), MAX_LISTED)})"
 
 
-def _found_at(reading: Reading) -> str:
+def _found_at(reading: WeightsReading) -> str:
     """Return where in a file the network is, for messages: `` of 'model' by the prefix 'module.'``."""
     found = ""
     if reading.keys:
@@ -139,11 +139,11 @@ def _state_dicts(content: Mapping[Any, Any], keys: tuple[str, ...] = ()) -> Iter
             yield from _state_dicts(item, (*keys, name))
 
 
-def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> list[Reading]:
+def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> list[WeightsReading]:
     """Return the ways to read a network in a file, the one with most of its tensors first."""
     needed = [name for name in state if not name.endswith(COUNTER)]
     anchors = sorted(needed, key=len)[-MAX_ANCHORS:]
-    found: list[Reading] = []
+    found: list[WeightsReading] = []
     for keys, tensors in dicts:
         affixes: dict[tuple[str, str], None] = {}
         for anchor in anchors:
@@ -153,11 +153,11 @@ def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> l
                     affixes[before, after] = None
         for before, after in affixes or {("", ""): None}:
             given = {name: f"{before}{name}{after}" for name in state if f"{before}{name}{after}" in tensors}
-            found.append(Reading(keys, tensors, (before, after), given))
+            found.append(WeightsReading(keys, tensors, (before, after), given))
     return sorted(found, key=lambda reading: -_fitting(reading, state))
 
 
-def _fitting(reading: Reading, state: State) -> int:
+def _fitting(reading: WeightsReading, state: State) -> int:
     """Return how many of a network's tensors a reading has, in their shapes and without counters."""
     count = 0
     for name, source in reading.given.items():
@@ -166,7 +166,7 @@ def _fitting(reading: Reading, state: State) -> int:
     return count
 
 
-def _chosen(readings: Sequence[Reading], state: State, path: Path, key: str) -> Reading:
+def _chosen(readings: Sequence[WeightsReading], state: State, path: Path, key: str) -> WeightsReading:
     """Return the reading that fits best.
 
     Raises:
@@ -191,14 +191,14 @@ def _chosen(readings: Sequence[Reading], state: State, path: Path, key: str) -> 
     raise ModelError(f"{key}={path} holds {len(different)} networks that fit; keep one, {'; or '.join(ways)}")
 
 
-def _same_values(reading: Reading, other: Reading) -> bool:
+def _same_values(reading: WeightsReading, other: WeightsReading) -> bool:
     for name, source in reading.given.items():
         if name in other.given and not torch.equal(reading.tensors[source], other.tensors[other.given[name]]):
             return False
     return True
 
 
-def _keeping(reading: Reading, others: Sequence[Reading], path: Path, target: Path) -> str:
+def _keeping(reading: WeightsReading, others: Sequence[WeightsReading], path: Path, target: Path) -> str:
     """Return the command that writes one of a file's networks to another file."""
     before, after = reading.affixes
     kept = f"k.startswith({before!r}) and k.endswith({after!r})"
