@@ -66,11 +66,11 @@ $(STAMP): requirements.txt pyproject.toml
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
 	@echo $(KEPT) $(subst $(comma), ,$(EXTRAS)) "$$($(BIN)/python -c '$(VERSION)')" >$@
 
-demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline
-	@$(BIN)/goldfinch demo
+demo: $(STAMP) ## FedAvg and FPL through Flower on Ray, side by side; offline; again each time, in outputs/demo
+	@$(BIN)/goldfinch demo overwrite=true
 
 deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, FPL for three rounds
-	@$(BIN)/goldfinch demo --deployment
+	@$(BIN)/goldfinch demo --deployment overwrite=true
 
 compose-demo: ## the same in containers (needs Docker): a node is killed on the way, then everything is taken down
 	@docker/demo.sh

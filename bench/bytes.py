@@ -23,7 +23,7 @@ from bench.rows import append_rows, read_all
 from common.settings import load_settings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.history import PARTS
+from server.run.files import PARTS
 from server.run.schema import REPLIES, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -165,8 +165,8 @@ def size_rows(counted: Counted) -> list[tuple[str, str]]:
     return rows
 
 
-NOT_LISTED = ("settings", "settings never set")
-"""Parts of the census that are counted and not listed: they are long, and the last of them has a list."""
+NOT_LISTED = ("settings", "settings never set", "names that goldfinch imports")
+"""Parts of the census that are counted and not listed, because they are long."""
 
 
 def census_of(counted: Counted) -> dict[str, list[str]]:
@@ -177,6 +177,8 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
     for name, paths in census.defined_twice(counted.trees).items():
         twice.append(f"{name}: {', '.join(map(place, paths))}")
     everywhere = circles(imports_of(list(counted.sources), within_functions=True))
+    imported = census.imported(counted.trees, ("goldfinch/",))
+    by_readers = census.imported(counted.trees, census.READS_RUNS)
     return {
         "classes of a round": list(counted.classes),
         "settings": sorted(settings),
@@ -186,6 +188,12 @@ def census_of(counted: Counted) -> dict[str, list[str]]:
         "commands": census.commands(),
         "public names defined twice": twice,
         "renderers of a table": census.renderers(counted.trees),
+        "classes that are a row": census.classes_of_rows(counted.trees),
+        "modules that goldfinch imports": sorted(imported),
+        "names that goldfinch imports": census.names_of(imported),
+        "modules that readers of runs import": sorted(by_readers),
+        "names that readers of runs import": census.names_of(by_readers),
+        "values of conf/ that equal a default": census.values_equal_to_a_default(),
         "circles, imports inside functions counted": [" <-> ".join(members) for members in everywhere],
     }
 

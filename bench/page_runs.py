@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 import goldfinch as gf
 from bench.measuring import arguments, start
 from bench.rows import append_rows, read_all
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.overrides import repeat_command
-from goldfinch.results.run import RunFolder, find_runs
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "runs.csv"
 TINY = ("method=fedavg", "train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.device=cpu")
@@ -35,7 +35,7 @@ def rule_of(summary: Mapping[str, Any]) -> str:
     return "final"
 
 
-def row_of(page: str, run: RunFolder) -> dict[str, object]:
+def row_of(page: str, run: RunRecord) -> dict[str, object]:
     """Return the row of a finished run; scores are in per cent.
 
     They are of the last round, or of the best round by validation if the run has validation samples.
@@ -75,7 +75,7 @@ def dry_run() -> None:
     """Print the row of a run of one round in a folder that is deleted."""
     with tempfile.TemporaryDirectory() as folder:
         gf.run(*TINY, f"output={folder}/run", quiet=True)
-        print(row_of("README.md", RunFolder.open(f"{folder}/run")))
+        print(row_of("README.md", RunRecord.open(f"{folder}/run")))
 
 
 def main() -> None:

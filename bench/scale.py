@@ -45,7 +45,8 @@ from bench.ratios import (
     wait_until_quiet,
 )
 from common.choices import trust
-from common.config import checked, compose_config
+from common.composition import compose_config
+from common.config import checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.numerics import generator

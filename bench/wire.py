@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 from bench.measuring import arguments, start
 from common.settings import load_settings
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.conduct import prepare_output
 
 CHOSEN = ["method=fedavg", "data=glyphs", "data.domains=[printed]", "model=resnet10", "protocol.samples=24"]
@@ -86,7 +86,7 @@ def main() -> None:
         deployment.node_address = f"127.0.0.1:{proxy.port}"
         with deployment:
             deployment.run(settings)
-        summary = RunFolder.open(folder / "run").summary
+        summary = RunRecord.open(folder / "run").summary
     for path in sorted(proxy.calls, key=lambda item: -proxy.bytes[item, "down"] - proxy.bytes[item, "up"]):
         down, up = proxy.bytes[path, "down"], proxy.bytes[path, "up"]
         print(f"{path:60} calls {proxy.calls[path]:4} down {down:12,} up {up:12,}")

@@ -56,9 +56,9 @@ class FlowerClient(Client):
         self.run, self.configuration = context.run_id, dict(context.node_config)
         self.run_config = dict(context.run_config)
 
-    def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:  # noqa: ARG002
+    def get_properties(self, ins: GetPropertiesIns) -> GetPropertiesRes:
         """Return the registrations of the clients that this node hosts, or why its data or settings are not valid."""
-        reply = self._ask("register")
+        reply = self._ask("register", ins.config.get("code"))
         if not reply.ok:
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reply.text), {})
         return GetPropertiesRes(Status(Code.OK, ""), {"registrations": reply.text})

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from client.private_folder import PrivateFolder
 from common.data.domain import DataSource, Domain
-from common.errors import DataError, ImageSideError
+from common.errors import DataError, ImageSideError, RepeatedImageError
 
 FOLDER = ".border"
 """Folder of the border, beside the ledgers of domains. No domain's name begins with a dot."""
@@ -72,6 +73,43 @@ def scored_images(source: DataSource, domain: Domain, *, whole: bool) -> Images:
     if whole:
         names = [*_names(source, domain, "train", domain.train_files, len(domain.train)), *names]
     return _images(source, domain, names)
+
+
+def check_single(images: Images) -> None:
+    """Check that no image is there twice, so that one image is one sample (``privacy.unit=sample``).
+
+    A class mean moves by as many shares as samples change. If a file is three samples, whoever replaces it changes
+    three.
+
+    Args:
+        images: the training images of a client, one for each sample.
+
+    Raises:
+        RepeatedImageError: an image is there twice, by its path, by a link, or by its place in the data set.
+    """
+    known: dict[str, Hashable] = {}
+    for name in images.names:
+        if name not in known:
+            known[name] = _on_disk(name)
+    times = Counter(known[name] for name in images.names)
+    most = max(times.values(), default=1)
+    if most > 1:
+        raise RepeatedImageError(
+            f"{images.domain}: {len(images.names)} training samples are {len(times)} images, and one of them is "
+            f"{most} samples. privacy.unit=sample covers the change of one sample. Choose privacy.unit=client, which "
+            "covers the change of any number, or list each image once"
+        )
+
+
+def _on_disk(name: str) -> Hashable:
+    """Return what tells an image's file from others, also where it has several paths; its name if it has no file."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return name
+    if not found.st_ino:  # some file systems have no numbers
+        return name
+    return found.st_dev, found.st_ino
 
 
 def _names(source: DataSource, domain: Domain, part: str, files: Sequence[Path], count: int) -> list[str]:

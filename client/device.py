@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class Device:
 
         Raises:
             PrivacyError: this device's own configuration forbids what the run would send.
+            ConfigError: differential privacy does not cover it.
         """
         self.privacy.check_settings(self._new_model)
         split, validation = self._own_data()
@@ -187,8 +189,8 @@ class Device:
 
     def _answer(self, request: Request, message: Payload) -> Payload:
         self._check(request)
-        self.privacy.check_settings(self._new_model)
         self.privacy.check_request(request)
+        self.privacy.check_settings(self._new_model)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()
@@ -199,16 +201,16 @@ class Device:
         version = Version.of(header_of(request), self.method.exchanges)
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
-        received = cast_up(message, self.settings.rounds.transport)
-        local = self._install(received, request, split, validation, own.tensors)
+        install = partial(self._install, cast_up(message, self.settings.rounds.transport), request, split, validation)
+        local = self.privacy.received(install, own.tensors)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
         protection = Unprotected()
         upload, trained = Upload(weights={}), Trained(local.prototypes, 0, {})
         if request.train:
-            protection = self.privacy.protection(local)
             self.privacy.check_budget(local.model)
+            local, protection = self.privacy.protected(install, own.tensors, local)
             upload, trained = self._take_part(local, request, protection)
         clock.lap("train")
         kept = request.train and self._keep(store, version, past, local, upload, best=request.keep)
@@ -297,10 +299,14 @@ class Device:
         for name in model.state_dict():  # in the model's order, which may differ from the message's
             if name in message.weights:
                 weights[name] = message.weights[name].to(self.torch_device)
+        own_part: dict[str, Tensor] = {}  # what another run kept of the parts that this one shares is not its own
+        for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
+            if name not in shared:
+                own_part[name] = tensor
         model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
         model.zero_grad(set_to_none=True)
         try:
-            model.load_state_dict({**initial, **under_prefix(MODEL_PREFIX, kept), **weights})
+            model.load_state_dict({**initial, **own_part, **weights})
         except RuntimeError as error:
             raise PayloadError(f"the received model does not fit: {error}") from error
         prototypes = message.prototypes
@@ -376,12 +382,11 @@ class Device:
         context: ClientContext = local
         if request.exchange != "train":
             return self.method.respond(context), Trained(local.prototypes, 0, {})
-        protection.before_training()
         self.method.begin(context)
         trained = local.run()
         trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
         upload = self.method.upload(context, trained)
-        protection.check_upload(upload, trained.prototypes)
+        protection.check_upload(upload)
         return upload, trained
 
     def _keep(

@@ -29,6 +29,7 @@ from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, check_deployable, settings_in
 from common.storage import folder_name
+from common.versions import code_files
 from common.wire.messages import Answer, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
@@ -118,6 +119,8 @@ class Node:
         settings = self._settings()
         self._forget_old_runs()
         found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
+        if self.question.request not in (None, "", settings.code):  # the server names the files that differ
+            found = [replace(registration, files=code_files()) for registration in found]
         return Reply(ok=True, text=write_registrations(found))
 
     def answer(self) -> Reply:

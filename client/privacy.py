@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from client.border import SCORED, Border, Images, scored_images, trained, training_images
+from client.border import SCORED, Border, Images, check_single, scored_images, trained, training_images
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
 from common.data.batches import Split
@@ -26,8 +27,17 @@ from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy,
 from common.prototypes import PrototypeSet, class_means
 from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
 from common.wire.messages import Request
-from strategies.core.method import Method, Upload
-from strategies.core.protection import check_exact_scores, check_nothing_else, check_scores
+from strategies.core.method import Method, Upload, server_context
+from strategies.core.protection import (
+    check_exact_scores,
+    check_nothing_else,
+    check_protects,
+    check_received,
+    check_scores,
+)
+
+Install = Callable[[Mapping[str, Tensor]], LocalExchange]
+"""Makes an exchange of the received message and a client's own state, which it loads into the device's model."""
 
 
 class DevicePrivacy:
@@ -66,11 +76,12 @@ class DevicePrivacy:
         """Refuse settings that this device does not allow.
 
         Args:
-            new_model: builds the run's model; called only if a budget limits epsilon.
+            new_model: builds the run's model; called only in a private run, or if a budget limits epsilon.
 
         Raises:
             PrivacyError: the server could repeat the noise, or a part of an update would carry none.
-            ConfigError: a budget needs an accountant that is not installed, or the ledger has no place.
+            ConfigError: a budget needs an accountant that is not installed, the ledger has no place, or differential
+                privacy does not cover what the method would send.
         """
         check_accountant(self.budgets)
         limits = [budget for budget in self.budgets if budget.max_epsilon is not None]
@@ -83,6 +94,19 @@ class DevicePrivacy:
                 f"would have: {', '.join(bare)}. Choose privacy=gaussian with privacy.update_clip and both noise "
                 "multipliers above 0, and privacy.randomness=auto"
             )
+
+    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
+        """Refuse an exchange whose upload differential privacy does not cover.
+
+        Args:
+            model: the model, received or as it is before the first round.
+            client_count: number of clients of the run.
+            round_number: the exchange's round; 0 at registration.
+            exchange: its name.
+
+        Raises:
+            ConfigError: the method sends, scores or keeps something that is not covered.
+        """
 
     def check_request(self, request: Request) -> None:
         """Refuse an exchange if differential privacy does not cover its upload or its scores.
@@ -98,6 +122,42 @@ class DevicePrivacy:
                 key = self.budgets[0].releases_key
             check_exact_scores(key, self.method, validates=request.validate)
 
+    def received(self, install: Install, kept: Mapping[str, Tensor]) -> LocalExchange:
+        """Return an exchange to score the received model in.
+
+        No score of a private device can tell of training images, whatever the method's functions read: they get neither
+        these images nor what was kept from training on them. A method that says that it needs them is refused.
+
+        Args:
+            install: makes an exchange of a client's own state.
+            kept: the client's own state.
+
+        Raises:
+            ConfigError: differential privacy does not cover what the method would send.
+        """
+        if not self.counts:
+            return install(kept)
+        local = install({})
+        self.check_method(local.model, local.client.client_count, local.round, local.exchange)
+        return local.without_training_images()
+
+    def protected(
+        self, install: Install, kept: Mapping[str, Tensor], local: LocalExchange
+    ) -> tuple[LocalExchange, Unprotected]:
+        """Return the exchange to train in, and the protection of its upload.
+
+        Args:
+            install: as in :meth:`received`.
+            kept: as in :meth:`received`.
+            local: the exchange that :meth:`received` returned.
+
+        Raises:
+            PayloadError: the server left out a part of the model.
+        """
+        if self.counts:
+            local = install(kept)
+        return local, Unprotected()
+
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
         """Note which images the client trains on, and check that the device may train on them.
 
@@ -111,6 +171,7 @@ class DevicePrivacy:
 
         Raises:
             ImageSideError: one was scored before or trained on as another domain's, or a test image was trained on.
+            RepeatedImageError: single images are to be protected, and one is several samples.
             DataError: the record of images is damaged.
         """
         if self._border is None:
@@ -208,10 +269,6 @@ class DevicePrivacy:
         """Return the seconds by phase and the peak memory for the answer."""
         return dict(seconds), peak_bytes
 
-    def protection(self, local: LocalExchange) -> Unprotected:  # noqa: ARG002
-        """Return the protection of one exchange's upload."""
-        return Unprotected()
-
 
 class GaussianDevicePrivacy(DevicePrivacy):
     """Privacy of one device in a run with ``privacy=gaussian``.
@@ -277,6 +334,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
                 "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
                 "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
             )
+        self.check_method(new_model(), len(self.settings.clients))
         super().check_settings(new_model)
 
     def check_request(self, request: Request) -> None:
@@ -295,6 +353,18 @@ class GaussianDevicePrivacy(DevicePrivacy):
             raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; nothing was sent")
         if request.score or request.validate:
             check_scores(self.privacy, self.method, validates=request.validate)
+
+    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
+        """See :meth:`DevicePrivacy.check_method`."""
+        server = server_context(self.settings, model, client_count)
+        expected = self.method.expects(replace(server, round=round_number, exchange=exchange))
+        check_protects(self.privacy, self.method, model, expected, self.settings.protocol.validation)
+
+    def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
+        """See :meth:`DevicePrivacy.note_training`."""
+        if self.privacy.unit == "sample":
+            check_single(training_images(self.settings.data, domain, rows))
+        super().note_training(domain, rows, scores)
 
     def count_release(self, run: str, client: str, model: nn.Module) -> int:
         """See :meth:`DevicePrivacy.count_release`."""
@@ -315,9 +385,18 @@ class GaussianDevicePrivacy(DevicePrivacy):
         """Return no measurements: time and memory may depend on images."""
         return {}, 0
 
-    def protection(self, local: LocalExchange) -> Unprotected:
-        """Return the Gaussian mechanism for one exchange."""
-        return Protection(self.privacy, local, simulated=self.simulated)
+    def protected(
+        self,
+        install: Install,
+        kept: Mapping[str, Tensor],
+        local: LocalExchange,  # noqa: ARG002
+    ) -> tuple[LocalExchange, Unprotected]:
+        """See :meth:`DevicePrivacy.protected`. The mechanism starts from what was received alone."""
+        received = install({})
+        check_received(self.method, received.model, received.weights)
+        protection = Protection(self.privacy, received, simulated=self.simulated)
+        protection.before_training()
+        return install(kept), protection
 
 
 class Unprotected:
@@ -329,14 +408,11 @@ class Unprotected:
 
     randomness: Literal["", "keyed", "system"] = ""
 
-    def before_training(self) -> None:
-        """Compute the tensors that must not depend on local training."""
-
     def prototypes(self, trained: PrototypeSet) -> PrototypeSet:
         """Return the prototypes to send in place of the class means of local training."""
         return trained
 
-    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+    def check_upload(self, upload: Upload) -> None:
         """Refuse an upload with tensors that were not protected."""
 
     def weights(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -365,6 +441,8 @@ class Protection(Unprotected):
         if privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated):
             self.randomness = "keyed"
         self._clean: PrototypeSet | None = None
+        self._noised: PrototypeSet | None = None
+        """A copy of the prototypes with noise, which the method cannot change."""
 
     def before_training(self) -> None:
         """Compute class means of clipped features of the **received** model, in evaluation mode (``unit=sample``).
@@ -397,15 +475,17 @@ class Protection(Unprotected):
             deviations = scale / counts
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
-        return PrototypeSet(clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu())
+        vectors, labels, weights = clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu()
+        self._noised = PrototypeSet(vectors.clone(), labels.clone(), weights.clone())
+        return PrototypeSet(vectors, labels, weights)
 
-    def check_upload(self, upload: Upload, prototypes: PrototypeSet) -> None:
+    def check_upload(self, upload: Upload) -> None:
         """Refuse an upload with tensors that were not protected.
 
         Raises:
             PayloadError: see :func:`strategies.core.protection.check_nothing_else`.
         """
-        check_nothing_else(upload, prototypes, self.local.weights)
+        check_nothing_else(upload, self._noised, self.local.weights)
 
     def losses(self, losses: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """Return no losses: they depend on the training data and have no noise."""

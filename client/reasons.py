@@ -20,6 +20,7 @@ from common.errors import (
     ImageSideError,
     PayloadError,
     PrivacyError,
+    RepeatedImageError,
 )
 
 OWN_KEYS = "privacy-"
@@ -32,6 +33,10 @@ REASONS: Mapping[type[Exception], str] = {
     ImageSideError: (
         "the run would score images that were trained on under privacy, or train on images that were scored; nothing "
         f"was sent, and {LOG}"
+    ),
+    RepeatedImageError: (
+        "the device's data name a training image more than once, so privacy.unit=sample would not cover it; choose "
+        f"privacy.unit=client; nothing was sent, and {LOG}"
     ),
     PrivacyError: f"the device's own configuration forbids the run; nothing was sent, and {LOG}",
     ConfigError: f"the device cannot use the run's settings, or lacks a library; {LOG}",

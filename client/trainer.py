@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from common.errors import ConfigError
 from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
-from common.settings import RunSettings, TrainSettings
+from common.round_settings import TrainSettings
+from common.settings import RunSettings
 from strategies.core.last_batch import keeps_single
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
 
@@ -105,6 +107,12 @@ class LocalExchange:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
+
+    def without_training_images(self) -> LocalExchange:
+        """Return the same exchange with an empty training split; the client's class counts stay."""
+        found = copy.copy(self)
+        found.split = self.split.subset(torch.arange(0))
+        return found
 
     # ---- the interface of methods ----------------------------------------------------------------------------------
 

@@ -40,6 +40,10 @@ class ImageSideError(PrivacyError):
     """A request to score images that a private run trained on, or to train on images that were scored."""
 
 
+class RepeatedImageError(PrivacyError):
+    """A request to protect single images, of which the device's data name one more than once."""
+
+
 class CheckpointError(GoldfinchError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

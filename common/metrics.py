@@ -6,7 +6,6 @@ import math
 import resource
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -22,7 +21,7 @@ UNDEFINED = -1
 
 
 Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "worst_class"]
-"""A measure that is computed from a domain's confusion counts; see :func:`metric_of`."""
+"""A measure that is computed from a domain's confusion counts; see :meth:`ClassTotals.metric`."""
 
 METRICS: dict[str, str] = {
     "accuracy": "accuracy",
@@ -128,26 +127,22 @@ class ClassTotals:
     def of(cls, confusion: Sequence[Sequence[int]]) -> ClassTotals:
         """Return the totals of confusion counts ``[K][K]``: images by true class (row) and predicted class (column)."""
         found = cls.empty(len(confusion))
-        found.add_all(confusion)
+        found.add_cells(cells_of(confusion))
         return found
-
-    def add_all(self, confusion: Sequence[Sequence[int]]) -> None:
-        """Add the images of confusion counts ``[K][K]``."""
-        for true, row in enumerate(confusion):
-            for predicted, count in enumerate(row):
-                self.add(true, predicted, count)
-
-    def add(self, true: int, predicted: int, count: int) -> None:
-        """Add ``count`` images of class ``true`` that were predicted as class ``predicted``."""
-        self.true[true] += count
-        self.predicted[predicted] += count
-        if true == predicted:
-            self.correct[true] += count
 
     def add_cells(self, cells: Mapping[str, Any]) -> None:
         """Add the images of confusion counts without their zeros, see :func:`cells_of`."""
         for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
-            self.add(true, predicted, count)
+            self.true[true] += count
+            self.predicted[predicted] += count
+            if true == predicted:
+                self.correct[true] += count
+
+    def recall(self, label: int) -> float | None:
+        """Return the share of a class's images that were predicted as it, in per cent; ``None`` without images."""
+        if not self.true[label]:
+            return None
+        return 100.0 * self.correct[label] / self.true[label]
 
     def metric(self, name: str) -> float:
         """Return a metric in per cent, of at least one image.
@@ -163,26 +158,17 @@ class ClassTotals:
             return 100.0 * sum(self.correct) / sum(self.true)
         recalls: list[float] = []
         scores: list[float] = []
-        for true, predicted, correct in zip(self.true, self.predicted, self.correct, strict=True):
-            if true:
-                recalls.append(100.0 * correct / true)
+        for label, (true, predicted) in enumerate(zip(self.true, self.predicted, strict=True)):
+            recall = self.recall(label)
+            if recall is not None:
+                recalls.append(recall)
             if true or predicted:
-                scores.append(200.0 * correct / (true + predicted))
+                scores.append(200.0 * self.correct[label] / (true + predicted))
         if name == "balanced_accuracy":
             return statistics.fmean(recalls)
         if name == "worst_class":
             return min(recalls)
         return statistics.fmean(scores)
-
-
-def metric_of(confusion: Sequence[Sequence[int]], metric: str) -> float:
-    """Return a metric of confusion counts, in per cent; see :meth:`ClassTotals.metric`.
-
-    Args:
-        confusion: ``[K][K]``, images by true class (row) and predicted class (column); at least one image.
-        metric: one of :data:`METRICS`.
-    """
-    return ClassTotals.of(confusion).metric(metric)
 
 
 def cells_of(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -242,6 +228,15 @@ class RoundScore:
     missing: Missing = field(default_factory=dict)
     lower_is_better: bool = False
 
+    def content(self) -> dict[str, Any]:
+        """Return the numbers of the score as the listeners of a run get them."""
+        return {
+            "accuracy": dict(self.accuracy),
+            "average": self.average,
+            "worst": self.worst,
+            "missing": dict(self.missing),
+        }
+
     @property
     def average(self) -> float:
         """Unweighted mean over the scored domains, as the AVG column of the papers' tables."""
@@ -274,37 +269,6 @@ def domain_accuracy(scores: Sequence[tuple[str, int, int]]) -> dict[str, float]:
     for domain in sorted(by_domain):
         accuracy[domain] = sum(by_domain[domain]) / len(by_domain[domain])
     return accuracy
-
-
-@dataclass
-class Coverage:
-    """Finds the domains that each round did not score.
-
-    Args:
-        scorers: number of scores of each domain that make it complete: 1 for a shared model, which one client scores;
-            if clients score models or samples of their own, the number of clients that hold the domain.
-        latest: the last round that scored each domain completely.
-    """
-
-    scorers: Mapping[str, int]
-    latest: dict[str, int] = field(default_factory=dict)
-
-    def score(self, number: int, entries: Sequence[tuple[str, int, int]]) -> RoundScore:
-        """Return the score of round ``number`` from its ``(domain, correct, count)`` entries; rounds must ascend."""
-        found = Counter(domain for domain, _, _ in entries)
-        missing: dict[str, int | None] = {}
-        for domain, needed in self.scorers.items():
-            if found[domain] < max(needed, 1):
-                missing[domain] = self.latest.get(domain)
-        score = RoundScore(number, domain_accuracy(entries), missing)
-        self.take(score)
-        return score
-
-    def take(self, score: RoundScore) -> None:
-        """Remember which domains a score has; scores of earlier rounds come first."""
-        for domain in self.scorers:
-            if domain not in score.missing:
-                self.latest[domain] = score.round
 
 
 def states(rounds: Sequence[RoundScore], skipped: Collection[int] = ()) -> list[RoundScore]:
@@ -340,6 +304,19 @@ def best_round(rounds: Sequence[RoundScore]) -> RoundScore | None:
         return len(score.accuracy), score.average
 
     return max(whole or rounds, key=quality, default=None)
+
+
+def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
+    """Return the highest accuracy over ``scores`` of each domain, and of ``average`` and ``worst`` of whole scores."""
+    best: dict[str, float] = {}
+    for score in scores:
+        values = dict(score.accuracy)
+        if not score.missing:
+            values["average"] = score.average
+            values["worst"] = score.worst
+        for name, value in values.items():
+            best[name] = max(value, best.get(name, value))
+    return best
 
 
 def summarise(

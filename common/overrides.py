@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 
 def split_overrides(text: str) -> list[str]:
@@ -69,23 +67,68 @@ def unescaped(value: Any) -> Any:
     return value
 
 
-def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Return Hydra's parse of ``overrides``. Characters that its grammar does not know are :func:`escaped` in it.
+@dataclass(frozen=True)
+class Override:
+    """One override, read once: every function that takes overrides takes it in place of its text.
+
+    Args:
+        text: the override as the user wrote it, such as ``train.rounds=5``.
+        key: the setting or group, such as ``train.rounds``.
+        value: what it becomes, in plain containers; ``None`` if there are several values.
+        several: whether it has several values, which only a sweep takes.
+        values: the several values, each as it is written in an override.
+        changes_keys: whether it adds a key or removes one (``+key=value``, ``~key``).
+    """
+
+    text: str
+    key: str
+    value: Any
+    several: bool = False
+    values: tuple[str, ...] = ()
+    changes_keys: bool = False
+
+
+Overrides = Sequence[str | Override]
+"""Overrides as text, or read already."""
+
+
+def parse_overrides(overrides: Overrides) -> list[Override]:
+    """Return ``overrides`` read by Hydra's grammar; what was read before stays as it is.
+
+    Characters that the grammar does not know are :func:`escaped` for it.
 
     Raises:
         ConfigError: one cannot be read.
     """
+    texts = [item for item in overrides if isinstance(item, str)]
+    read = iter(_read(texts))
+    return [next(read) if isinstance(item, str) else item for item in overrides]
+
+
+def _read(texts: Sequence[str]) -> list[Override]:
+    if not texts:
+        return []
     from hydra.core.override_parser.overrides_parser import OverridesParser  # which a device's thin app does not need
     from hydra.errors import HydraException
 
-    for item in overrides:
-        if "=" not in item and not item.startswith("~"):
-            raise ConfigError(f"{item!r} is not of the form key=value; {_meant(item)}")
+    for text in texts:
+        if "=" not in text and not text.startswith("~"):
+            raise ConfigError(f"{text!r} is not of the form key=value; {_meant(text)}")
+    found: list[Override] = []
     try:
-        return OverridesParser.create().parse_overrides(list(map(escaped, overrides)))
+        for text, item in zip(texts, OverridesParser.create().parse_overrides(list(map(escaped, texts))), strict=True):
+            key, changes_keys = unescaped(item.key_or_group), item.is_add() or item.is_delete()
+            if item.is_discrete_sweep():
+                values = tuple(unescaped(value) for value in item.sweep_string_iterator())
+                found.append(Override(text, key, None, True, values, changes_keys))
+            elif item.is_sweep_override() or item.value() == "*":
+                found.append(Override(text, key, None, True, (), changes_keys))
+            else:
+                found.append(Override(text, key, unescaped(item.value()), changes_keys=changes_keys))
     except (HydraException, RecursionError) as error:
         advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
         raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
+    return found
 
 
 def _meant(word: str) -> str:

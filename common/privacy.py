@@ -1,7 +1,8 @@
 """Differential privacy of what a device sends: the Gaussian mechanism on class means and on weight updates.
 
 *Neighbouring* are two training sets of one client with the same number of samples in every class. With ``unit=sample``
-they differ in one sample's image, with ``unit=client`` in any number of them. Class counts are therefore public: they
+they differ in one sample's image (a file, or a row of a table that holds its images; a device refuses ``sample`` if
+a file is several samples), with ``unit=client`` in any number of them. Class counts are therefore public: they
 are sent unchanged, since sampling, averaging and the server's checks need them. Labels are not protected.
 
 Sensitivities (L2, largest change from one data set to a neighbour):
@@ -62,12 +63,16 @@ class GaussianPrivacy:
     """Clipping and Gaussian noise on the device.
 
     Args:
-        unit: the difference of neighbouring data sets; see the module.
-        clip: C, in [1e-9, 1e9].
-        noise_multiplier: of the prototypes, 0 or in [1e-9, 1e9]; 0 only clips and protects nothing.
-        update_clip: U, in [1e-9, 1e9], over all floating-point tensors of the shared model together; ``None`` sends
-            weights unchanged: there is then no epsilon, because the next received model depends on every image.
-        update_noise_multiplier: of the weights, 0 or in [1e-9, 1e9].
+        unit: what epsilon protects, with equal class counts: ``sample`` is one training image, ``client`` all images of
+            a client. See the module for the neighbouring data sets.
+        clip: C, the largest L2 norm of a sample's feature (of a class mean where ``unit`` is ``client``), in [1e-9,
+            1e9].
+        noise_multiplier: standard deviation of the prototypes' noise divided by their L2 sensitivity, 0 or in [1e-9,
+            1e9]; 0 only clips and protects nothing.
+        update_clip: U, the largest L2 norm of a client's update, in [1e-9, 1e9], over all floating-point tensors of the
+            shared model together; ``None`` sends weights unchanged: there is then no epsilon, because the next received
+            model depends on every image.
+        update_noise_multiplier: the same as ``noise_multiplier`` for the weights, 0 or in [1e-9, 1e9].
         delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
         randomness: ``system`` draws noise from the operating system, which cannot be predicted or repeated. ``keyed``
             draws it from the run's seed, so that runs repeat bit for bit, and **anyone who knows the seed can subtract

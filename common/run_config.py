@@ -3,6 +3,7 @@
 Nothing here imports torch: tables and lists read runs without it.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,88 +51,6 @@ would hold scores of both kinds. ``train.rounds`` cannot be less than the rounds
 run that follows a schedule over all rounds.
 """
 
-ADDED_SETTINGS: Mapping[str, Any] = {
-    "protocol.validation": 0.0,
-    "data.duplicates": "warn",
-    "data.broken": "refuse",
-    "data.range": [],
-    "data.page": 1,
-    "data.augmentation.normalisation": "fixed",
-    "model.freeze": "none",
-    "model.features": 128,
-    "model.width": 64,
-    "train.schedule": "constant",
-    "train.label_smoothing": 0.0,
-    "train.class_weights": "none",
-    "train.patience": None,
-    "rounds.metric": "accuracy",
-    "rounds.scores": False,
-    "rounds.opposing": "off",
-    "rounds.key": None,
-    "own_metric._target_": "common.own_metric.NoMetric",
-    "attack._target_": "strategies.core.attacks.NoAttack",
-}
-"""Settings that some recorded runs have and others lack, each with the value that changes nothing."""
-
-REMOVED_SETTINGS: Mapping[str, Any] = {
-    "rounds.absence": 0.0,
-    "rounds.joins": None,
-    "rounds.opposing": "off",
-    "engine.connections": None,
-    "engine.listen": "127.0.0.1:0",
-    "engine.advertised": None,
-    "tracker.prometheus_port": None,
-    "tracker.prometheus_address": "127.0.0.1",
-}
-"""Settings that recorded runs have and that exist no more, each with the value that changed nothing."""
-
-REMOVED_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    "strategies.combined.Combined": {"consistency_reduce": "mean", "level": None, "adaptive_alpha": False},
-    "common.data.protocols.LeaveOut": {"balanced": False},
-    "common.data.protocols.OneClientPerDomain": {"balanced": False},
-    "common.data.domainnet.DomainNet": {"rounding": "round"},
-    "common.data.folder.Folder": {"listing": ""},
-    "common.data.office_caltech.OfficeCaltech": {"rounding": "round"},
-    "common.data.office_home.OfficeHome": {"rounding": "round"},
-    "common.data.pacs.PACS": {"rounding": "floor"},
-    "common.data.views.RandConv": {"kernel_sizes": [1, 3, 5, 7]},
-    "common.data.vlcs.VLCS": {"rounding": "round"},
-    "common.models.specs.ResNet10": {"initialisation": "default"},
-    "strategies.core.robust.GeometricMedian": {"iterations": 100, "smoothing": 1e-6},
-    "strategies.fccl_plus.FCCLPlus": {"public_rate_end": 1.0, "off_diagonal": 0.0051, "teacher_mode": "eval"},
-    "strategies.fedadg.FedADG": {
-        "condition": 0.6,
-        "noise_size": None,
-        "hidden_size": None,
-        "discriminator_size": None,
-    },
-    "strategies.feddap.FedDAP": {"fusion": "similarity", "fusion_temperature": 0.001},
-    "strategies.feddyn.FedDyn": {"adaptive_alpha": False},
-    "strategies.fedgca.FedGCA": {"adaptive_alpha": False},
-    "strategies.fedopt.FedOpt": {"beta_1": 0.9, "beta_2": 0.99},
-    "strategies.fedplcc.FedPLCC": {"level": None},
-    "strategies.fedplvm.FedPLVM": {"level": None, "alpha_in_correction": False},
-    "strategies.fedrep.FedRep": {"body_epochs": 1},
-    "strategies.fedsam.FedSAM": {"batch_norm": "first"},
-    "strategies.fedsr.FedSR": {"latent_size": None, "test_samples": 20},
-    "strategies.fpl.FPL": {"consistency_reduce": "mean", "level": None},
-    "strategies.fpl_heal.FPLHeal": {"consistency_reduce": "mean", "level": None},
-    "strategies.i2pfl.I2PFL": {"mixup": 0.4, "augmented_over": "batch", "reduce": "mean"},
-    "strategies.moon.MOON": {"projection": 0},
-    "strategies.per_fedavg.PerFedAvg": {"outer_rate": None},
-    "strategies.rucr.RUCR": {
-        "mix_low": 0.2,
-        "mix_high": 0.8,
-        "rebalance_last": None,
-        "feed_back": True,
-        "per_class": 50,
-    },
-}
-"""Settings that a class had, each with the value that is now the only one; identities still hold them."""
-
-REMOVED_FROM_ALL = ("rounds.absence", "rounds.joins")
-"""Removed settings that every run had. They stay in the identity, so that runs from before keep theirs."""
-
 
 def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return nested settings by ``a.b.c`` keys; lists stay values.
@@ -163,6 +82,29 @@ def attack_text(raw: Mapping[str, Any]) -> str:
     return f"{name} by {', '.join(map(printable, clients))}"
 
 
+def identity_of(raw: Mapping[str, Any]) -> str:
+    """Return 16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`."""
+    return _digest(result_settings(raw, NOT_THE_IDENTITY))
+
+
+def configuration_of(raw: Mapping[str, Any]) -> str:
+    """Return :func:`identity_of` without the seed."""
+    return _digest(result_settings(raw, (*NOT_THE_IDENTITY, "seed")))
+
+
+def scoring_of(raw: Mapping[str, Any]) -> str:
+    """Return 16 hex digits over the settings that change which scores a run has, but not its state."""
+    found: dict[str, Any] = {}
+    for key, value in flat(raw).items():
+        if key in SCORING_SETTINGS:
+            found[key] = value
+    return _digest(found)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def yaml_of(raw: Mapping[str, Any]) -> str:
     """Return the composed configuration as the text of a ``config.yaml``."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(raw)))
@@ -175,15 +117,28 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is no run's configuration.
     """
     try:
-        text = read_small(path)
-        if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
-            raise ValueError("it is too large, or refers to parts of itself, which no run writes")
-        content: Any = OmegaConf.to_container(OmegaConf.create(text))
+        content: Any = OmegaConf.to_container(OmegaConf.create(_yaml_in(path)))
     except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not _is_record(content):
         raise ConfigError(f"{path} is not a run's configuration")
-    return _without_removed({str(key): value for key, value in content.items()})
+    return {str(key): value for key, value in content.items() if key != CLASS_NAMES}
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Return the classes by label that a run's ``config.yaml`` names; empty if it names none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        content = yaml.safe_load(_yaml_in(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    found = content.get(CLASS_NAMES) if isinstance(content, dict) else None
+    if not isinstance(found, list):
+        return []
+    return list(map(str, found))
 
 
 def check_trusted(content: Mapping[str, Any], path: Path) -> None:
@@ -212,28 +167,11 @@ def check_trusted(content: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def _without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration without the settings that exist no more, where they changed nothing."""
-    for key, neutral in REMOVED_SETTINGS.items():
-        group, _, name = key.partition(".")
-        settings = content.get(group)
-        if isinstance(settings, dict) and settings.get(name, neutral) == neutral:
-            settings.pop(name, None)
-    if content["data"].get("duplicates") == "keep":  # its name before images in two places were counted
-        content["data"]["duplicates"] = "warn"
-    content.pop(CLASS_NAMES, None)
-    for group, settings in content.items():
-        for name, only in removed_of_class(settings).items():
-            if content[group].get(name, only) == only:
-                content[group].pop(name, None)
-    return content
-
-
-def removed_of_class(settings: Any) -> Mapping[str, Any]:
-    """Return the settings that the class of a group had, such as of ``method``, and the only value of each."""
-    if not isinstance(settings, Mapping):
-        return {}
-    return REMOVED_OF_CLASSES.get(str(settings.get("_target_")), {})
+def _yaml_in(path: Path) -> str:
+    text = read_small(path)
+    if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
+        raise ValueError("it is too large, or refers to parts of itself, which no run writes")
+    return text
 
 
 def sent_config(text: str) -> dict[str, Any]:
@@ -296,8 +234,7 @@ def contradictions(
 
     Returns:
         By ``a.b.c`` keys, the value now and the value before, ``None`` for a missing one; empty without the file.
-        Of a group with another option, the option alone is among them, by the group's name. Scoring settings that the
-        file lacks, as of older versions, are not.
+        Of a group with another option, the option alone is among them, by the group's name.
     """
     if not path.exists():
         return {}
@@ -307,8 +244,7 @@ def contradictions(
     now = result_settings(written, changeable)
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before | now):
-        unknown = key in SCORING_SETTINGS and key not in before
-        if before.get(key) == now.get(key) or unknown:
+        if before.get(key) == now.get(key):
             continue
         group = key.partition(".")[0]
         options = written["choices"].get(group), recorded["choices"].get(group)
@@ -321,16 +257,4 @@ def contradictions(
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
-    found = flat(raw, (*NOT_THE_RESULT, *without))
-    for key in REMOVED_FROM_ALL:
-        found.setdefault(key, REMOVED_SETTINGS[key])
-    for group, settings in raw.items():
-        for name, only in removed_of_class(settings).items():
-            found.setdefault(f"{group}.{name}", only)
-    if found.get("train.schedule", "constant") != "step":  # no other schedule reads them
-        found.pop("train.step_rounds", None)
-        found.pop("train.step_factor", None)
-    for key, neutral in ADDED_SETTINGS.items():  # left out, so that older runs keep their identity
-        if key in found and found[key] == neutral:
-            found.pop(key)
-    return found
+    return flat(raw, (*NOT_THE_RESULT, *without))

@@ -1,11 +1,12 @@
 """A run's scores, computed from its records; a running, a resumed and a finished run are read in the same way.
 
-A line of ``scores.jsonl`` holds what one client counted on one domain in one round. :class:`RunScores` makes of all of
-them the scores of each round by any metric, and the run's scores under each rule.
+A line of ``scores.jsonl`` holds what one client counted on one domain in one round. :class:`ScoreSeries` makes of the
+lines of a round its score by a metric. :class:`RunScores` has those of all rounds, and the run's scores by each rule.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +14,18 @@ from typing import Any
 from common.errors import ConfigError
 from common.metrics import (
     COUNTED,
+    MEASURES,
     METRICS,
     UNDEFINED,
     ClassTotals,
-    Coverage,
     Measure,
     RoundScore,
+    domain_accuracy,
     summarise,
 )
 
 Scorers = Mapping[str, int]
-"""The domains that are scored, and how many scores complete each; see :class:`common.metrics.Coverage`."""
+"""The domains that are scored, and how many scores complete each; see :class:`ScoreSeries`."""
 
 Values = Mapping[tuple[int, str], Mapping[str, float | None]]
 """The values of further metrics by round and domain; ``None`` for one that is not defined."""
@@ -66,7 +68,7 @@ class RunScores:
         Raises:
             ConfigError: the records lack the metric's counts or values.
         """
-        return self._by(metric or self.metric, "test")
+        return self.series("test", metric or self.metric).scores
 
     def validated(self) -> list[RoundScore]:
         """Return the score of every round on clients' validation samples, ascending; see :meth:`tested`.
@@ -74,7 +76,7 @@ class RunScores:
         Raises:
             ConfigError: the records lack the metric's counts.
         """
-        return self._by(self.chosen_by, "validation")
+        return self.series("validation", self.chosen_by).scores
 
     def rules(self, last: int, unseen: Collection[str] = ()) -> dict[str, dict[str, Any]]:
         """Return the run's scores under each rule, see :func:`common.metrics.summarise`.
@@ -90,35 +92,116 @@ class RunScores:
         """The rounds that missed their quorum."""
         return {entry["round"] for entry in self.events if entry["event"] == "round skipped"}
 
-    def _by(self, metric: str, scored_on: str) -> list[RoundScore]:
-        """Return the score of every round by a metric.
+    def series(self, scored_on: str, metric: str) -> ScoreSeries:
+        """Return the scores of every round by a metric, to which further rounds can be added.
 
         Args:
-            metric: the metric.
             scored_on: ``test`` or ``validation``.
+            metric: the metric.
+
+        Raises:
+            ConfigError: the records lack the metric's counts or values.
         """
         lines = lines_on(scored_on, self.lines)
-        accuracies = round_scores(lines, self.scorers.get(scored_on))
-        if metric == "accuracy" or not accuracies:
-            return accuracies
-        if metric in METRICS:
-            return self._by_counts(metric, accuracies, lines)
-        values = recorded_values(self.events, scored_on)
-        if scored_on == "test" and not values:
-            raise ConfigError(f"its events have no values of {metric}: restore them, or take --metric accuracy")
-        return scores_by_values(metric, self.measures[metric], accuracies, values)
+        scorers = self.scorers.get(scored_on)
+        if scorers is None:
+            scorers = dict.fromkeys(sorted({line["domain"] for line in lines}), 1)
+        found = ScoreSeries(scorers, metric, self.measures.get(metric, MEASURES.get(metric)))
+        values: Values = {}
+        if metric not in METRICS and lines:
+            values = recorded_values(self.events, scored_on)
+            if scored_on == "test" and not values:
+                raise ConfigError(f"its events have no values of {metric}: restore them, or take --metric accuracy")
+        by_round: dict[int, list[Mapping[str, Any]]] = {}
+        for line in lines:
+            by_round.setdefault(line["round"], []).append(line)
+        for number in sorted(by_round):
+            found.add(number, by_round[number], values)
+        return found
 
-    def _by_counts(
-        self, metric: str, accuracies: Sequence[RoundScore], lines: Sequence[Mapping[str, Any]]
-    ) -> list[RoundScore]:
-        try:
-            return scores_by_counts(metric, accuracies, class_totals(lines))
-        except KeyError as error:
-            number, domain = error.args[0]
-            raise ConfigError(
-                f"no confusion counts of {domain} ({lines[0]['scored_on']}) in round {number}, so there is no "
-                f"{METRICS[metric]}; take --metric accuracy, leave the run out, or run it again with overwrite=true"
-            ) from error
+
+class ScoreSeries:
+    """The scores of a run's rounds by one metric, on test images or on validation samples.
+
+    A running run adds each round as it is scored; :class:`RunScores` adds those of a record.
+
+    Args:
+        scorers: the scored domains, and the number of scores that complete each: 1 for a shared model, which one client
+            scores; if clients score models or samples of their own, the number of clients that hold the domain.
+        metric: the metric.
+        measure: its description; needed for a metric that is recorded as values.
+
+    Attributes:
+        scores: the score of each round that was added, without rounds in which the metric is defined nowhere.
+    """
+
+    def __init__(self, scorers: Scorers, metric: str = "accuracy", measure: Measure | None = None) -> None:
+        self.metric = metric
+        self.scores: list[RoundScore] = []
+        self._lower_is_better = measure is not None and measure.lower_is_better
+        self._scorers = scorers
+        self._latest: dict[str, int] = {}
+        """The last round that scored each domain completely."""
+
+    def add(self, number: int, lines: Sequence[Mapping[str, Any]], values: Values | None = None) -> RoundScore | None:
+        """Add a round and return its score; ``None`` if the metric is defined in no domain.
+
+        Args:
+            number: the round, later than those before it.
+            lines: its lines of ``scores.jsonl``; at least one.
+            values: of a metric that is recorded as values.
+
+        Raises:
+            ConfigError: the lines lack the metric's counts.
+        """
+        accuracy = self._accuracy(number, lines)
+        score: RoundScore | None = accuracy
+        if self.metric in COUNTED:
+            score = self._by_counts(accuracy, lines)
+        elif self.metric != "accuracy":
+            score = self._by_values(accuracy, values or {})
+        if score is not None:
+            self.scores.append(score)
+        return score
+
+    def _accuracy(self, number: int, lines: Sequence[Mapping[str, Any]]) -> RoundScore:
+        """Return the score by accuracy, with the domains that were not scored by all clients that should."""
+        entries = [(line["domain"], line["correct"], line["count"]) for line in lines]
+        scores = Counter(line["domain"] for line in lines)
+        missing: dict[str, int | None] = {}
+        for domain, needed in self._scorers.items():
+            if scores[domain] < max(needed, 1):
+                missing[domain] = self._latest.get(domain)
+            else:
+                self._latest[domain] = number
+        return RoundScore(number, domain_accuracy(entries), missing)
+
+    def _by_counts(self, accuracy: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore:
+        totals = class_totals(lines)
+        found: dict[str, float] = {}
+        for domain in accuracy.accuracy:
+            if (accuracy.round, domain) not in totals:
+                raise ConfigError(
+                    f"no confusion counts of {domain} ({lines[0]['scored_on']}) in round {accuracy.round}, so there is "
+                    f"no {METRICS[self.metric]}; take --metric accuracy, leave the run out, or run it again with "
+                    "overwrite=true"
+                )
+            found[domain] = totals[accuracy.round, domain].metric(self.metric)
+        return RoundScore(accuracy.round, found, accuracy.missing)
+
+    def _by_values(self, accuracy: RoundScore, values: Values) -> RoundScore | None:
+        """Return the score by recorded values; domains without one are missing, as :data:`UNDEFINED`."""
+        found: dict[str, float] = {}
+        missing = dict(accuracy.missing)
+        for domain in accuracy.accuracy:
+            value = values.get((accuracy.round, domain), {}).get(self.metric)
+            if value is None:
+                missing[domain] = UNDEFINED
+                continue
+            found[domain] = value
+        if not found:
+            return None
+        return RoundScore(accuracy.round, found, missing, self._lower_is_better)
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -157,25 +240,6 @@ def score_row(line: Mapping[str, Any]) -> dict[str, Any]:
 # ---- from lines to rounds --------------------------------------------------------------------------------------------
 
 
-def round_scores(lines: Iterable[Mapping[str, Any]], scorers: Mapping[str, int] | None = None) -> list[RoundScore]:
-    """Return the accuracy per domain of every round in lines of ``scores.jsonl``, ascending, with what each lacks.
-
-    Args:
-        lines: lines of ``scores.jsonl``, all of test images or all of validation samples.
-        scorers: the run's domains, and how many scores complete each; ``None`` takes the domains of any line.
-    """
-    by_round: dict[int, list[tuple[str, int, int]]] = {}
-    for line in lines:
-        by_round.setdefault(line["round"], []).append((line["domain"], line["correct"], line["count"]))
-    if scorers is None:
-        domains: set[str] = set()
-        for entries in by_round.values():
-            domains.update(domain for domain, _, _ in entries)
-        scorers = dict.fromkeys(sorted(domains), 1)
-    coverage = Coverage(scorers)
-    return [coverage.score(number, by_round[number]) for number in sorted(by_round)]
-
-
 def class_totals(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], ClassTotals]:
     """Return the images by class of each round and domain, summed over the clients that scored it.
 
@@ -196,26 +260,6 @@ def class_totals(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], Cl
     return {key: totals for key, totals in found.items() if key not in uncounted}
 
 
-def scores_by_counts(
-    metric: str, accuracies: Iterable[RoundScore], totals: Mapping[tuple[int, str], ClassTotals]
-) -> list[RoundScore]:
-    """Return the scores of the same rounds and domains by a metric of confusion counts.
-
-    Args:
-        metric: one of :data:`common.metrics.METRICS`.
-        accuracies: the scores by accuracy.
-        totals: images by class of each round and domain; see :func:`class_totals`.
-
-    Raises:
-        KeyError: ``(round, domain)`` of a score without counts.
-    """
-    found: list[RoundScore] = []
-    for score in accuracies:
-        values = {domain: totals[score.round, domain].metric(metric) for domain in score.accuracy}
-        found.append(RoundScore(score.round, values, score.missing))
-    return found
-
-
 def recorded_values(
     events: Iterable[Mapping[str, Any]], scored_on: str
 ) -> dict[tuple[int, str], dict[str, float | None]]:
@@ -234,36 +278,4 @@ def recorded_values(
             for metric, by_domain in entry.get("values", {}).items():
                 for domain, value in by_domain.items():
                     found.setdefault((entry["round"], domain), {})[metric] = value
-    return found
-
-
-def scores_by_values(
-    metric: str,
-    measure: Measure,
-    accuracies: Iterable[RoundScore],
-    values: Mapping[tuple[int, str], Mapping[str, float | None]],
-) -> list[RoundScore]:
-    """Return the scores of the same rounds by a metric that was recorded as values.
-
-    A domain in which the metric is not defined counts as missing, as :data:`common.metrics.UNDEFINED`. A round in which
-    it is defined nowhere is left out.
-
-    Args:
-        metric: the metric's name.
-        measure: its description.
-        accuracies: the scores by accuracy.
-        values: see :func:`recorded_values`.
-    """
-    found: list[RoundScore] = []
-    for score in accuracies:
-        numbers: dict[str, float] = {}
-        missing = dict(score.missing)
-        for domain in score.accuracy:
-            value = values.get((score.round, domain), {}).get(metric)
-            if value is None:
-                missing[domain] = UNDEFINED
-                continue
-            numbers[domain] = value
-        if numbers:
-            found.append(RoundScore(score.round, numbers, missing, measure.lower_is_better))
     return found

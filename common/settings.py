@@ -1,33 +1,17 @@
 """A run's settings: the composed configuration as checked, frozen dataclasses."""
 
-import hashlib
-import json
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from common.choices import imports_of, trust
-from common.config import (
-    AtLeastTwo,
-    BelowOne,
-    Count,
-    Natural,
-    NonNegative,
-    Positive,
-    Share,
-    build,
-    check,
-    checked,
-    compose_config,
-    construct,
-    to_config,
-)
+from common.composition import compose_config
+from common.config import Natural, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect
@@ -35,12 +19,13 @@ from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
 from common.errors import ConfigError, nearest
-from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure, Metric
+from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure
 from common.models.specs import ModelSpec
-from common.overrides import CONFIGURATION, overrides_in, split_overrides
+from common.overrides import CONFIGURATION, Overrides, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
-from common.run_config import NOT_THE_IDENTITY, SCORING_SETTINGS, flat, result_settings, sent_config
+from common.round_settings import RoundSettings, TrainSettings
+from common.run_config import configuration_of, identity_of, scoring_of, sent_config
 from common.text import printable, warn_once
 from common.versions import OURS, code_sha256
 
@@ -75,163 +60,6 @@ def inspect_run(settings: "RunSettings") -> None:
     inspect(data, domains, private=isinstance(settings.privacy, GaussianPrivacy))
 
 
-@checked
-class TrainSettings:
-    """Rounds and local training (conf/train/).
-
-    Args:
-        rounds: communication rounds, >= 1.
-        epochs: local epochs E per round, >= 1.
-        local_steps: batches after which each local epoch stops; ``None`` runs whole epochs.
-        batch_size: samples per batch, >= 2.
-        last_batch: a short last batch is kept, dropped, or merged into the one before. A kept batch of a single sample
-            is merged only if the network or the method cannot train on it; ``summary.json`` names these clients.
-        optimizer: ``sgd``, ``adam`` or ``adamw``; a new one for each client and round.
-        learning_rate: of the first round, > 0.
-        schedule: how the learning rate changes over the rounds: not at all, by half a cosine down to 0, or in steps.
-        step_rounds: rounds after which ``schedule=step`` multiplies the learning rate, >= 1.
-        step_factor: what it is multiplied by, in (0, 1].
-        momentum: SGD's momentum, in [0, 1).
-        weight_decay: L2 coefficient, >= 0; of ``adamw`` the decoupled one.
-        clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
-        label_smoothing: share of the target that is spread evenly over all classes, in [0, 1). It acts on the
-            cross-entropy of every method; scores use none.
-        class_weights: ``balanced`` weights the cross-entropy of each sample inversely to its class's share of the
-            client's training samples, see :func:`common.losses.classification.balanced_weights`.
-        patience: rounds without a better average on validation samples after which the run stops; needs
-            ``protocol.validation``. ``None`` runs all rounds.
-        device: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:0`` ...
-        threads: CPU threads of one client. Another number may round differently and so change the result.
-        precision: ``float32``, or autocast with ``bfloat16``.
-        channels_last: memory format of images and convolutions; ``None`` takes the faster one of the network's spec.
-        deterministic: use only deterministic algorithms on CUDA.
-    """
-
-    rounds: Count = 10
-    epochs: Count = 1
-    local_steps: Count | None = None
-    batch_size: AtLeastTwo = 32
-    last_batch: Literal["keep", "drop", "merge"] = "keep"
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: Positive = 0.01
-    schedule: Literal["constant", "cosine", "step"] = "constant"
-    step_rounds: Count = 10
-    step_factor: Share = 0.1
-    momentum: BelowOne = 0.9
-    weight_decay: NonNegative = 1e-5
-    clip_norm: Positive | None = None
-    label_smoothing: BelowOne = 0.0
-    class_weights: Literal["none", "balanced"] = "none"
-    patience: Count | None = None
-    device: str = "auto"
-    threads: Count = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
-    channels_last: bool | None = None
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        name, _, index = self.device.partition(":")
-        valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isdigit())
-        check(valid, f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
-
-    def rate(self, round_number: int) -> float:
-        """Return the learning rate of a round.
-
-        With ``t`` rounds done before it and ``T`` rounds in all, ``constant`` is ``lr``, ``cosine`` is ``lr (1 + cos(pi
-        t / T)) / 2`` (Loshchilov and Hutter, ICLR 2017, Eq. 5, without restarts and down to 0), and ``step`` is ``lr
-        step_factor^floor(t / step_rounds)``.
-
-        Args:
-            round_number: from 1. Exchanges after the last round count as the last.
-        """
-        done = min(round_number, self.rounds) - 1
-        if self.schedule == "cosine":
-            return self.learning_rate * (1 + math.cos(math.pi * done / self.rounds)) / 2
-        if self.schedule == "step":
-            return self.learning_rate * self.step_factor ** (done // self.step_rounds)
-        return self.learning_rate
-
-
-@checked
-class RoundSettings:
-    """How the server runs rounds (conf/rounds/).
-
-    Args:
-        participation: share of clients sampled each round, in (0, 1]; at least one client.
-        oversample: clients that are asked, as a multiple of the clients that a round needs, >= 1; above 1 only with a
-            participation below 1. A client that answers after enough others is late and does not count; clients
-            that score are waited for. Further exchanges ask the clients that were in time. In simulations the seed
-            decides who is in time.
-        quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
-        deadline: seconds that an exchange may take; clients that answer later are left out.
-        registration: seconds to wait before the first round for all clients of the protocol to register.
-        failures: consecutive rounds that may miss the quorum before the run stops.
-        last_rounds: number of last rounds that the ``last`` score averages (the papers: 5).
-        checkpoints: number of last rounds with a checkpoint, >= 2.
-        evaluate_every: score the test sets each time this number of rounds is done, and after the last round.
-        test_samples: random images of each test split that are scored at most, always the same; ``None`` scores all.
-        test: whether test sets are scored; a search for settings must not use them.
-        metric: what chooses the best round on validation samples (the rule ``validated``); another metric than
-            ``accuracy`` is computed for each domain from the confusion counts of its clients' samples together. See
-            :meth:`common.metrics.ClassTotals.metric`. With ``scores=true`` also ``auroc``, ``calibration_error``,
-            ``brier_score`` or ``log_loss``; with ``own_metric`` also the values of that metric.
-        scores: whether devices count confidences with each score, for AUROC, calibration error, Brier score and log
-            loss. See :class:`common.confidence.ConfidenceCounts`.
-        outliers: ``clip`` scales an update with a norm above the bound down to it, ``off`` sets no bound. See
-            :mod:`strategies.core.bounds`.
-        outlier_factor: the bound as a multiple of the norm of the exchange's median update, > 1.
-        max_samples: training samples above which a registration is refused.
-        largest_client: the samples that a client counts for at most, as a multiple of the median client's, >= 1;
-            ``None`` sets no limit.
-        largest_share: a client's largest share of an average over three clients or more, in (0, 1]. 1 sets no limit;
-            with 0.5 no client decides alone. See :mod:`strategies.core.aggregation`.
-        transport: dtype to which float32 tensors of the model and of the method are rounded on the wire, both ways;
-            prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
-        memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
-            memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage`.
-        key: what a round's participants are drawn from. ``None``: in simulations the seed; in a deployment, whose
-            devices know the seed, a random number that stays on the server. ``summary.json`` holds it, so that a
-            simulation can repeat a deployed run. A deployment refuses a given key, because devices receive settings.
-    """
-
-    participation: Share = 1.0
-    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    quorum: Share = 0.5
-    deadline: Positive = 3600.0
-    registration: Positive = 300.0
-    failures: Count = 3
-    last_rounds: Count = 5
-    checkpoints: AtLeastTwo = 2
-    evaluate_every: Count = 1
-    test_samples: Count | None = None
-    test: bool = True
-    metric: Metric | str = "accuracy"
-    scores: bool = False
-    outliers: Literal["clip", "off"] = "off"
-    outlier_factor: Annotated[float, Field(gt=1)] = 1.2
-    max_samples: Count = 10_000_000
-    largest_client: Annotated[float, Field(ge=1)] | None = None
-    largest_share: Share = 1.0
-    transport: Literal["float32", "bfloat16", "float16"] = "float32"
-    memory: NonNegative = 1.5
-    key: Natural | None = None
-
-    def __post_init__(self) -> None:
-        check(
-            self.oversample == 1 or self.participation < 1,
-            f"oversample={self.oversample:g} asks more clients than a round needs, and participation=1 needs all there "
-            f"are; take participation={1 / self.oversample:.2g} or less",
-        )
-
-    def sampled(self, clients: int) -> int:
-        """Return the number of clients that a round needs, of ``clients``: at least one."""
-        return max(1, round(self.participation * clients))
-
-    def asked(self, clients: int) -> int:
-        """Return the number of clients that a round asks, of ``clients``."""
-        return min(clients, math.ceil(round(self.oversample * self.sampled(clients), 6)))  # 1.1 * 10 is above 11
-
-
 def _true_or_anyway(value: Any) -> Any:
     check(isinstance(value, bool) or value == "anyway", f"must be true, false or anyway; got {value!r:.200}")
     return value
@@ -242,7 +70,7 @@ Resume = Annotated[Any, AfterValidator(_true_or_anyway)]
 
 
 def _method(value: Any) -> Any:
-    is_method = hasattr(value, "exchanges") and hasattr(value, "aggregate")
+    is_method = all(hasattr(value, name) for name in ("exchanges", "aggregate", "check"))
     check(is_method, f"must be a method (strategies.core.method.Method); got {type(value).__name__}")
     return value
 
@@ -322,25 +150,21 @@ class RunSettings:
 
     @cached_property
     def identity(self) -> str:
-        """16 hex digits over the settings that change the result, without :data:`NOT_THE_IDENTITY`.
+        """16 hex digits over the settings that change the result; see :func:`common.run_config.identity_of`.
 
         A checkpoint of another identity is refused.
         """
-        return self._digest(())
+        return identity_of(self.raw)
 
     @cached_property
     def configuration(self) -> str:
         """:attr:`identity` without the seed: runs of one configuration are averaged in tables."""
-        return self._digest(("seed",))
+        return configuration_of(self.raw)
 
     @cached_property
     def scoring(self) -> str:
         """16 hex digits over the settings that change which scores a run has, but not its state."""
-        found: dict[str, Any] = {}
-        for key, value in flat(self.raw).items():
-            if key in SCORING_SETTINGS:
-                found[key] = value
-        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return scoring_of(self.raw)
 
     @cached_property
     def own_packages(self) -> tuple[str, ...]:
@@ -364,10 +188,6 @@ class RunSettings:
         for package in self.own_packages:
             text += f" and the same {package}"
         return text
-
-    def _digest(self, without: tuple[str, ...]) -> str:
-        relevant = result_settings(self.raw, NOT_THE_IDENTITY + without)
-        return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def alters_updates(self) -> dict[str, str]:
@@ -442,7 +262,7 @@ def with_method(settings: RunSettings, method: Any) -> RunSettings:
     return replace(settings, method=method, raw={**settings.raw, "method": node})
 
 
-def load_settings(overrides: Sequence[str] = ()) -> RunSettings:
+def load_settings(overrides: Overrides = ()) -> RunSettings:
     """Return the checked settings of ``conf/`` composed with ``overrides``.
 
     Raises:
@@ -474,19 +294,19 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     Raises:
         ConfigError: a value is wrong; the message names the key and the nearest valid choice.
     """
-    groups = ("method", "data", "protocol", "model", "views", "aggregation", "privacy", "train", "rounds")
+    classes = ("method", "data", "protocol", "model", "views", "aggregation", "attack", "own_metric", "privacy")
+    groups = (*classes, "train", "rounds")
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
-    added = {"own_metric": "common.own_metric.NoMetric", "attack": "strategies.core.attacks.NoAttack"}
-    raw = {**{key: {"_target_": target} for key, target in added.items()}, **raw}  # a copy, with what older runs lack
+    raw = dict(raw)
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
     if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
         raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
-    for key in (*groups, *added):
+    for key in groups:
         values[key] = build(raw[key], key, targets.get(key))
         if is_described_by_no_file(raw, key):
             raw[key] = completed(raw[key], values[key])
@@ -499,19 +319,12 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings = construct(RunSettings, values)
     clients = settings.clients  # the protocol's domains must exist in the data set
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
-    check_kept_step(settings)
-    _check_pooled(settings)
+    settings.method.check(settings)
     _check_attack(settings)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)
-    _check_smoothing(settings)
     _check_freeze(settings)
-    if getattr(settings.method, "multi_view", False) and settings.views.count < 1:
-        raise ConfigError(
-            f"method={raw['choices']['method']} compares views of an image, and views={raw['choices']['views']} gives "
-            "none besides the image; choose views=randconv, augmented or another of conf/views/, with views.count >= 1"
-        )
     return settings
 
 
@@ -532,19 +345,11 @@ def completed(node: Mapping[str, Any], value: Any) -> dict[str, Any]:
     found = dict(node)
     plain = to_config(value)
     for each in fields(value):
-        if each.init and _is_plain(plain[each.name]):
+        if each.init and is_plain(plain[each.name]):
             found[each.name] = plain[each.name]
     if isinstance(value, DataSource) and not {"mean", "std", "normalisation"} & set(node.get("augmentation") or ()):
         _say_normalisation(value, str(node["_target_"]))
     return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return "_target_" not in value and all(map(_is_plain, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _say_normalisation(data: DataSource, target: str) -> None:
@@ -555,21 +360,6 @@ def _say_normalisation(data: DataSource, target: str) -> None:
             f"{target}: images are normalised by ImageNet's mean and standard deviation, the default of "
             "data.augmentation; if they are not photographs, set data.augmentation.normalisation=image (each image by "
             "its own), or data.augmentation.mean and std"
-        )
-
-
-def check_kept_step(settings: RunSettings) -> None:
-    """Refuse a method whose clients keep what the server made of their updates, if the server may change these.
-
-    Raises:
-        ConfigError: the method cannot be combined with the settings; the message says what to set.
-    """
-    altering = settings.alters_updates
-    if altering and getattr(settings.method, "keeps_step", None):
-        raise ConfigError(
-            f"method={settings.method.name}: each client keeps a correction that must equal what the server made of "
-            f"its updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
-            f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
         )
 
 
@@ -588,14 +378,6 @@ def check_deployable(settings: RunSettings) -> None:
         raise ConfigError(
             f"method={settings.method.name} is the {settings.method.bound} bound of a table and no federation, so it "
             "is only simulated: set engine=inline or engine=ray, or choose another method"
-        )
-
-
-def _check_pooled(settings: RunSettings) -> None:
-    if settings.method.pools and isinstance(settings.privacy, GaussianPrivacy):
-        raise ConfigError(
-            f"method={settings.method.name} has all clients' images in one place, so there is nothing that privacy="
-            f"{settings.choices['privacy']} could protect: set privacy=none"
         )
 
 
@@ -620,7 +402,7 @@ def _check_metrics(settings: RunSettings) -> None:
 
 
 def _check_validation(settings: RunSettings) -> None:
-    validation, public = settings.protocol.validation, getattr(settings.method, "public", None)
+    validation = settings.protocol.validation
     if settings.train.patience is not None and not validation:
         raise ConfigError(
             f"train.patience={settings.train.patience} stops a run by its scores on validation samples, and there are "
@@ -638,21 +420,6 @@ def _check_validation(settings: RunSettings) -> None:
         raise ConfigError(
             f"rounds.oversample={settings.rounds.oversample:g} leaves out the clients that answer last, and "
             f"protocol.validation={validation:g} compares rounds by the samples of every client: choose one of the two"
-        )
-    if not validation or public is None or public.source.name != settings.data.name:
-        return
-    if public.domain in settings.data.domains:
-        raise ConfigError(
-            f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
-            "holds some of these out: choose another public set"
-        )
-
-
-def _check_smoothing(settings: RunSettings) -> None:
-    if settings.train.label_smoothing and hasattr(settings.method, "smoothing"):
-        raise ConfigError(
-            f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} smooths "
-            "labels by a setting of its own; set method.smoothing instead"
         )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,8 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from common.regular_files import read_small
 
 VERSION = "0.1.0"
 """Goldfinch's version, as in pyproject.toml."""
@@ -78,6 +81,33 @@ def code_sha256(own: tuple[str, ...] = ()) -> str:
 def hash_of_files(files: Mapping[str, str]) -> str:
     """Return 16 hex digits over the names and hashes of files, independent of their order."""
     return hashlib.sha256(repr(dict(sorted(files.items()))).encode()).hexdigest()[:16]
+
+
+def recorded_files(path: Path) -> dict[str, str]:
+    """Return the hash of each file of code that a run's ``code.json`` lists; empty if it cannot be read."""
+    return {name: digest for name, digest in _recorded(path).items() if _is_code(name)}
+
+
+def recorded_versions(path: Path) -> dict[str, str]:
+    """Return the version of each package that a run's ``code.json`` lists; empty if it cannot be read."""
+    return {name: version for name, version in _recorded(path).items() if not _is_code(name)}
+
+
+def _recorded(path: Path) -> dict[str, str]:
+    try:
+        content = dict(json.loads(read_small(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    return {str(name): str(value) for name, value in content.items()}
+
+
+def _is_code(name: str) -> bool:
+    return name.endswith((".py", ".yaml"))
+
+
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of files with other hashes, or that one side lacks, sorted."""
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
 
 
 def shadows(folders: Iterable[str], packages: Sequence[str] = CODE) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from common.errors import GoldfinchError
 from common.wire.messages import trained
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 MAX_ROUNDS_AWAY = 2
 """Rounds after the one in which a node is killed in which it may still be missing."""
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--killed", required=True, help="the client whose node was killed after round 1")
     options = parser.parse_args(arguments)
     try:
-        run = RunFolder.open(options.folder)
+        run = RunRecord.open(options.folder)
         for line in describe(run, options.rounds, options.clients, options.killed):
             print(line)
         problems = check(run, options.rounds, options.clients, options.killed)
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def clients_of_rounds(run: RunFolder, rounds: int) -> dict[int, list[str]]:
+def clients_of_rounds(run: RunRecord, rounds: int) -> dict[int, list[str]]:
     """The clients that trained, by round from 1 to ``rounds``."""
     found: dict[int, list[str]] = {number: [] for number in range(1, rounds + 1)}
     for row in run.replies:
@@ -54,7 +54,7 @@ def clients_of_rounds(run: RunFolder, rounds: int) -> dict[int, list[str]]:
     return found
 
 
-def describe(run: RunFolder, rounds: int, clients: int, killed: str) -> list[str]:
+def describe(run: RunRecord, rounds: int, clients: int, killed: str) -> list[str]:
     """One line per round, with why the killed client did not train; then where it came back, state and bytes."""
     lines = []
     by_round = clients_of_rounds(run, rounds)
@@ -70,15 +70,15 @@ def describe(run: RunFolder, rounds: int, clients: int, killed: str) -> list[str
     else:
         rounds_away = "was back before its round was closed and was missed in none"
     lines.append(f"{killed} {rounds_away}, with its own key and state")
-    size = run.summary["bytes"]
-    lines.append(f"state {str(run.summary['state_sha256'])[:16]}, {size['up'] + size['down']:,} bytes both ways")
+    size = run.reply_totals.bytes
+    lines.append(f"state {str(run.state_sha256)[:16]}, {size['up'] + size['down']:,} bytes both ways")
     return lines
 
 
-def check(run: RunFolder, rounds: int, clients: int, killed: str) -> list[str]:
+def check(run: RunRecord, rounds: int, clients: int, killed: str) -> list[str]:
     """What is wrong with the record, one sentence each; empty if nothing is."""
     problems = []
-    done = run.summary["rounds"]
+    done = run.facts.rounds
     if done != rounds:
         problems.append(f"{done} rounds were done instead of {rounds}")
     by_round = clients_of_rounds(run, rounds)

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 from bench.measuring import arguments, start
 from common.settings import load_settings
+from goldfinch.record import RunRecord
 from goldfinch.results.figures.charts import new_figure, plain_axes, save
-from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
@@ -70,7 +70,7 @@ def draw(folder: Path, target: Path) -> None:
     chart = plain_axes(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
     chart.grid(visible=False)
     for method, color in COLORS.items():
-        runs = [RunFolder(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]
+        runs = [RunRecord(path) for path in sorted(folder.glob(f"method-{method}/seed-*"))]
         rounds = [score.round for score in runs[0].round_scores]
         average = mean_over_runs([[score.average for score in run.round_scores] for run in runs])
         worst = mean_over_runs([[score.worst for score in run.round_scores] for run in runs])

@@ -13,6 +13,8 @@ Example::
 A name is imported when it is first used; ``import goldfinch`` alone imports neither torch nor Flower.
 """
 
+import ast
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,27 +54,15 @@ def _check_packages() -> None:
 
 _check_packages()
 
-_NAMES = {
-    "common": ["losses", "prototypes"],
-    "common.config": ["checked"],
-    "common.errors": ["GoldfinchError"],
-    "common.exports.model": ["TrainedModel", "load_model"],
-    "common.metrics": ["Measure"],
-    "common.own_metric": ["OwnMetric", "SumRange"],
-    "common.prototypes": ["PrototypeSet"],
-    "common.settings": ["RunSettings", "load_settings"],
-    "goldfinch.comparison": ["compare", "table"],
-    "goldfinch.runs": ["Run", "load_run", "load_runs", "resume", "run", "sweep"],
-    "strategies.core.context": ["ClientContext", "ServerContext"],
-    "strategies.core.exchange": ["Batch", "Download", "Losses", "Update", "Upload", "UploadSpec"],
-    "strategies.core.flower": ["FlowerStrategy"],
-    "strategies.core.method": ["Method"],
-}
-_HOMES: dict[str, str] = {}
-for _module, _names in _NAMES.items():
-    _HOMES |= dict.fromkeys(_names, _module)
-__all__ = ["Batch", "ClientContext", "Download", "FlowerStrategy", "GoldfinchError", "Losses", "Measure", "Method"]
-__all__ += [
+__all__ = [
+    "Batch",
+    "ClientContext",
+    "Download",
+    "FlowerStrategy",
+    "GoldfinchError",
+    "Losses",
+    "Measure",
+    "Method",
     "OwnMetric",
     "PrototypeSet",
     "Run",
@@ -83,8 +73,6 @@ __all__ += [
     "Update",
     "Upload",
     "UploadSpec",
-]
-__all__ += [
     "checked",
     "compare",
     "load_model",
@@ -94,16 +82,29 @@ __all__ += [
     "losses",
     "prototypes",
     "resume",
+    "run",
+    "sweep",
+    "table",
 ]
-__all__ += ["run", "sweep", "table"]
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """Return the module of each name. It is read from the imports at the top, which only type checkers do."""
+    homes: dict[str, str] = {}
+    for statement in ast.walk(ast.parse(Path(__file__).read_text())):
+        if isinstance(statement, ast.ImportFrom):
+            for imported in statement.names:
+                homes[imported.name] = str(statement.module)
+    return homes
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("common.versions").VERSION
-    if name not in _HOMES:
-        raise AttributeError(f"module 'goldfinch' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    home = _HOMES[name]
+    if name not in __all__:
+        raise AttributeError(f"module 'goldfinch' has no attribute {name!r}; it has {', '.join(__all__)}")
+    home = _homes()[name]
     if home == "common":
         return import_module(f"common.{name}")
     return getattr(import_module(home), name)

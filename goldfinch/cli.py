@@ -32,6 +32,7 @@ from goldfinch.commands.program import (
     seeds_of,
     show_loading,
 )
+from goldfinch.study.options import Rules, help_text
 
 
 def _version(asked: bool) -> None:
@@ -99,26 +100,26 @@ def _run(
         raise ConfigError(
             "a run has one value of each setting; use sweep for several: goldfinch sweep method=fedavg,fpl seed=0,1"
         )
-    from common.config import compose_config
+    from common.composition import Composition
 
-    composed = compose_config(overrides)  # a mistake is told before torch is imported, which takes seconds
+    composition = Composition(overrides)  # most mistakes are told before torch is imported, which takes seconds
     if dry_run:
         from common.settings import settings_of
         from goldfinch.commands.running import preview
 
-        preview(settings_of(composed))
+        preview(settings_of(composition.config()))
         return
     show_loading(quiet)
     from server.flower.superlink import simulation_link
 
-    early = "engine=ray" in overrides and not composed["resume"]  # a run that cannot be resumed starts nothing
-    if early and composed["engine"].get("address"):  # a cluster that cannot be joined, neither
-        early = False
+    early = composition.value("engine.name") == "ray"
+    if composition.value("resume") or composition.value("engine.address"):
+        early = False  # a run that cannot be resumed, or a cluster that cannot be joined, starts nothing
     with simulation_link() if early else contextlib.nullcontext() as link:
         from common.settings import settings_of  # seconds in which the SuperLink comes up
         from goldfinch.commands.running import run
 
-        run(settings_of(composed), quiet=quiet, link=link)
+        run(settings_of(composition.config()), quiet=quiet, link=link)
 
 
 @command("resume")
@@ -149,7 +150,6 @@ def _sweep(
         Path | None,
         option("--output", text="The folder; by default one below outputs/, named after the settings.", metavar="DIR"),
     ] = None,
-    overwrite: Annotated[bool, option("--overwrite", text="Replace another sweep that the folder holds.")] = False,
     jobs: Jobs = 1,
 ) -> None:
     """Train every combination, then show the table.
@@ -157,33 +157,33 @@ def _sweep(
     goldfinch sweep method=fedavg,fpl seed=0,1,2 --output DIR
     KEY=A,B    a setting with several values; method=* is every choice of a group
     KEY=VALUE  a setting of all runs
+    overwrite=true replaces another sweep in DIR, and runs of other settings or other code, which are kept otherwise
     What is finished is skipped, what was interrupted goes on, what cannot be combined is named.
     """
     if not overrides:
         raise ConfigError("a sweep needs settings with several values: goldfinch sweep method=fedavg,fpl seed=0,1")
     from goldfinch.commands.sweep import default_output, sweep
+    from goldfinch.kept import split_overwrite
 
-    sweep(overrides, output or default_output("sweep", overrides), jobs, overwrite=overwrite)
+    chosen, overwrite = split_overwrite(overrides)
+    sweep(chosen, output or default_output("sweep", chosen), jobs, overwrite=overwrite)
+
+
+def _rule(name: str, metavar: str, **more: Any) -> Any:
+    """Return the option for a field of :class:`Rules`."""
+    return option(f"--{name}", text=help_text(name), metavar=metavar, **more)
 
 
 @command("compare")
 def _compare(
     overrides: Annotated[list[str], argument("KEY=VALUE...", default_factory=list)],
     methods: Annotated[list[str] | None, option("--methods", text="The methods; * is all.", metavar="A,B")] = None,
-    trials: Annotated[
-        int, option("--trials", text="Trials of a study for each searched setting; 8 by default.", metavar="N", min=1)
-    ] = 8,
-    studies: Annotated[int, option("--studies", text="Tuning studies of each method; 3 by default.", min=1)] = 3,
-    runs: Annotated[int, option("--runs", text="Final runs of each study; 2 by default.", min=1)] = 2,
-    scores: Annotated[
-        list[str] | None, option("--scores", text="in_domain (default), leave_one_out or both.", metavar="A,B")
-    ] = None,
-    weighting: Annotated[
-        str, option("--weighting", text="uniform or samples for all methods; each method's own by default.")
-    ] = "",
-    batch: Annotated[
-        int, option("--batch", text="Trials of a study that can be done at the same time; 1 by default.", min=1)
-    ] = 1,
+    studies: Annotated[int, _rule("studies", "N", min=1)] = Rules.studies,
+    trials: Annotated[int, _rule("trials", "N", min=1)] = Rules.trials,
+    runs: Annotated[int, _rule("runs", "N", min=1)] = Rules.runs,
+    scores: Annotated[list[str] | None, _rule("scores", "A,B")] = None,
+    weighting: Annotated[str, _rule("weighting", "NAME")] = Rules.weighting,
+    batch: Annotated[int, _rule("batch", "N", min=1)] = Rules.batch,
     output: Output = None,
     storage: Annotated[
         str, option("--storage", text="A database that keeps the studies; by default the folder does.", metavar="URL")
@@ -195,20 +195,22 @@ def _compare(
 
     goldfinch compare --methods fedavg,fpl data=glyphs --trials 8 --output DIR
     KEY=VALUE  any setting of goldfinch run but the method's, for all of them
+    overwrite=true replaces a comparison of other settings or other code in DIR, which is kept otherwise
     An interrupted comparison goes on when it is called again, and several calls share the work. With one method it
     tunes this method.
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study.compare import CompareRequest, compare, take_part
-    from goldfinch.study.rules import Rules
 
-    rules = Rules(studies, trials, runs, items_of(scores) or ("in_domain",), weighting, batch)
-    words = [f"methods={','.join(items_of(methods))}", *overrides, *rules.options]
+    rules = Rules(studies, trials, runs, items_of(scores) or Rules.scores, weighting, batch)
+    chosen, overwrite = split_overwrite(overrides)
+    words = [f"methods={','.join(items_of(methods))}", *chosen, *rules.options]
     folder = output or default_output("compare", words)
-    request = CompareRequest(items_of(methods), tuple(overrides), folder, rules, storage)
+    request = CompareRequest(items_of(methods), tuple(chosen), folder, rules, storage, overwrite)
     if worker:
         take_part(request)
         return
@@ -346,6 +348,7 @@ def _reproduce(
     goldfinch reproduce fpl_digits --scale small
     TABLE      the table; without it, all are listed
     KEY=VALUE  any setting of goldfinch run, for every row
+    overwrite=true  train again what is finished by other code, which is kept otherwise
     """
     from goldfinch.commands.reproduce import print_tables, reproduce, request_of
 

@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from goldfinch.overrides import overrides_of
 from goldfinch.runs import Run, Runs
+from goldfinch.study.options import NAMES, Rules
 from server.run.signals import terminable
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from goldfinch.results.frames import Values
-    from goldfinch.study.ranking import RankedMethod
+    from goldfinch.results.rows import KnownRun, ScoreRow
+    from goldfinch.study.ranking import Ranking
 
 
 def compare(
     methods: Sequence[str],
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
-    trials: int = 8,
-    studies: int = 3,
-    runs: int = 2,
-    scores: Sequence[str] = ("in_domain",),
-    weighting: str = "",
-    batch: int = 1,
     output: Path | str | None = None,
     storage: str = "",
     jobs: int = 1,
@@ -45,21 +41,19 @@ def compare(
         methods: names of conf/method/.
         overrides: settings of all runs, such as ``"data.image_size=32"``.
         settings: the same by key.
-        trials: trials of a study for each searched setting.
-        studies: independent tuning studies of each method; an interval needs two.
-        runs: final runs of each study.
-        scores: ``in_domain``, ``leave_one_out`` or both.
-        weighting: ``uniform`` or ``samples`` for all methods; empty leaves each method's own.
-        batch: trials of a study that are drawn without each other's scores, and can be done at the same time.
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        keywords: as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``.
+        keywords: the numbers of the comparison, which are ``studies``, ``trials``, ``runs``, ``scores``, ``weighting``
+            and ``batch`` (:class:`goldfinch.study.options.Rules`), and settings as in :func:`goldfinch.run`, without
+            ``method``, ``seed`` and ``output``. ``overwrite=True`` replaces a comparison of other settings or other
+            code, which is kept otherwise.
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
-        ``rank``, ``accuracy`` with its ``half_width``, ``worst`` (in per cent), the ``difference`` from FedAvg (or from
-        the first method) with ``low`` and ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
+        ``rank``, ``chance`` (``at chance``, or the seeds that are), ``accuracy`` with its ``std``, the standard
+        deviation over studies, ``worst`` (in per cent), the ``difference`` from FedAvg (or from the first method) with
+        its 95 % interval from ``low`` to ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
         and ``megabytes``. With both kinds of score the first level of the index names the kind. ``.attrs`` has
         ``notes`` and ``folder``.
 
@@ -68,22 +62,27 @@ def compare(
     """
     from common.extras import libraries_of
     from goldfinch.commands.sweep import default_output
+    from goldfinch.kept import split_overwrite
     from goldfinch.results.sheets import pandas_library
 
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
-    from goldfinch.study.rules import Rules
 
-    given = (*overrides_of(settings, keywords), *overrides)
-    rules = Rules(studies, trials, runs, tuple(scores), weighting, batch)
+    numbers: dict[str, Any] = {}
+    for name in NAMES:
+        if name in keywords:
+            numbers[name] = keywords.pop(name)
+    rules = Rules(**numbers)
+    given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))
+    request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
-        done = study.compare(study.CompareRequest(tuple(methods), given, folder, rules, storage), jobs)
+        done = study.compare(request, jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for ranking in done.tables:
         for row in ranking.rows:
-            rows[(ranking.title, row.method)] = _numbers(row)
+            rows[(ranking.title, row.label)] = _numbers(ranking, row)
     found = pandas_library().DataFrame.from_dict(rows, orient="index")
     found.index.names = ["scores", "method"]
     if len(done.tables) == 1:
@@ -93,16 +92,21 @@ def compare(
     return found
 
 
-def _numbers(row: RankedMethod) -> dict[str, Any]:
+def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
     """Return the numbers of a row; ``None`` is what it lacks."""
-    found: dict[str, Any] = {"bound": row.bound or None, "rank": row.rank}
-    found |= {"accuracy": None, "half_width": None, "worst": row.worst}
+    found: dict[str, Any] = {"bound": row.bound, "rank": row.rank, "chance": row.chance or None}
+    found |= {"accuracy": None, "std": None, "worst": None}
     found |= {"difference": None, "low": None, "high": None, "p": row.p, "verdict": row.verdict}
-    if row.accuracy is not None:
-        found |= {"accuracy": row.accuracy.mean, "half_width": row.accuracy.half_width}
+    value, worst = row.value(), row.value("worst")
+    if value is not None and worst is not None:
+        found |= {"accuracy": value.mean, "std": value.deviation, "worst": worst.mean}
     if row.difference is not None:
         found |= {"difference": row.difference.mean, "low": row.difference.low, "high": row.difference.high}
-    return found | {"trials": row.trials, "hours": row.hours, "megabytes": row.megabytes}
+    return found | {
+        "trials": ranking.trials[row.label],
+        "hours": ranking.hours[row.label],
+        "megabytes": row.megabytes,
+    }
 
 
 def table(
@@ -114,4 +118,6 @@ def table(
     labels: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the table of any runs; see :meth:`goldfinch.runs.Runs.table`."""
-    return Runs(runs).table(rule=rule, values=values, metric=metric, labels=labels)
+    if not isinstance(runs, Runs):
+        runs = Runs(runs)
+    return runs.table(rule=rule, values=values, metric=metric, labels=labels)

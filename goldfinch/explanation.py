@@ -16,7 +16,8 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from common.choices import choices_of
-from common.config import class_of, compose_config, search_ranges, setting_keys
+from common.composition import compose_config, setting_keys
+from common.config import class_of, search_ranges
 from common.errors import ConfigError, nearest
 from common.overlays import GROUPS, leaves, printed_values
 from common.regular_files import read_small
@@ -189,7 +190,7 @@ def _explain_run(base: Mapping[str, Any], name: str) -> Explanation:
 
 def _class_of_group(group: str, node: Mapping[str, Any]) -> type | None:
     """Return the class that a group's settings are checked by; ``None`` if an engine reads them itself."""
-    from common.settings import RoundSettings, TrainSettings
+    from common.round_settings import RoundSettings, TrainSettings
 
     if group == "train":
         return TrainSettings

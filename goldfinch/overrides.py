@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, nearest
-from common.overrides import quoted_override
+from common.overrides import Override, quoted_override
 from common.run_config import FOLDER_KEYS
 
 KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
@@ -79,22 +79,22 @@ def _dotted_name(target: type) -> str:
     return f"{target.__module__}.{target.__qualname__}"
 
 
-def check_reachable(overrides: Sequence[str], engine: str) -> None:
+def check_reachable(overrides: Sequence[Override], engine: str) -> None:
     """Check that a run's other processes can import the classes that overrides name.
 
     Args:
-        overrides: as :func:`overrides_of` returns them.
+        overrides: the run's.
         engine: the run's engine.
 
     Raises:
         ConfigError: a class of a notebook or of the program itself, which only this process has, and an engine with
             other processes.
     """
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if value.startswith("__main__.") and engine != "inline":
+    for item in overrides:
+        name = str(item.value)
+        if name.startswith("__main__.") and engine != "inline":
             raise ConfigError(
-                f"{key}: {value.removeprefix('__main__.')} is defined in the notebook or program that calls, and the "
-                f"processes of engine={engine} cannot import it: put it into a module of an installed package, or take "
-                "engine=inline"
+                f"{item.key}: {name.removeprefix('__main__.')} is defined in the notebook or program that calls, and "
+                f"the processes of engine={engine} cannot import it: put it into a module of an installed package, or "
+                "take engine=inline"
             )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.metrics import COUNTED, METRICS, PARTIAL, RULES, metric_of
+from common.metrics import COUNTED, METRICS, PARTIAL, RULES, ClassTotals
 from common.scores import score_row
 from goldfinch.overrides import check_reachable, overrides_of
 from server.run.history import reply_row
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from common.exports.model import TrainedModel
     from common.prototypes import PrototypeSet
+    from goldfinch.record import RunRecord
     from goldfinch.results.frames import Values
-    from goldfinch.results.run import RunFolder
 
 NUMBERS = ("round", "count", "correct", "accuracy", *COUNTED, "loss", "samples", "steps", "peak_bytes", "releases")
 """Columns of records that hold numbers, besides those that begin with ``seconds`` or ``bytes``."""
@@ -37,15 +37,15 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        from goldfinch.results.run import RunFolder
+        from goldfinch.record import RunRecord
 
         self.folder = Path(folder)
-        self.records: RunFolder = RunFolder(self.folder)
+        self.records: RunRecord = RunRecord(self.folder)
         if not self.records.config_file.exists():
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
 
     def __repr__(self) -> str:
-        if not self.finished:
+        if not self.finished or "final" not in self.records.rules:
             return f"<Run {self.folder}: {self.records.status}>"
         average = f"average {self._final['average']:.2f} %"
         if self.missing:
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished and has a summary."""
-        return bool(self.records.summary)
+        """Whether the run has ended: its rounds are done, or it was asked to stop."""
+        return self.records.ended
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """``summary.json``; empty if the run has not finished."""
+        """What ``summary.json`` says, made of the run's other files; empty if the run has not ended."""
         return self.records.summary
 
     @property
@@ -132,7 +132,7 @@ class Run:
         """One row per round, client and scored domain: count, correct, accuracy in per cent, loss."""
         from goldfinch.results.frames import record_frame
 
-        return record_frame(list(map(score_row, self.records.scores)), NUMBERS)
+        return record_frame(list(map(score_row, self.records.test_lines)), NUMBERS)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -171,16 +171,21 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
-        if domain not in found:
-            rounds = [str(number) for number, name in self.records.class_totals if name == domain]
+        number, totals = self._scored_round(round_number), self._class_totals(round_number)
+        if domain not in totals:
+            rounds = [str(scored) for scored, name in self.records.class_totals if name == domain]
             raise ConfigError(
-                f"{self.folder} has no confusion counts of {domain!r} in round {self._scored_round(round_number)}; "
-                f"domains of this round: {', '.join(found) or 'none'}; rounds of {domain!r}: "
-                f"{', '.join(rounds) or 'none'}"
+                f"{self.folder} has no confusion counts of {domain!r} in round {number}; "
+                f"domains of this round: {', '.join(totals)}; rounds of {domain!r}: {', '.join(rounds) or 'none'}"
             )
         names = self.records.class_names
-        table = pandas_library().DataFrame(found[domain], index=names, columns=names)
+        counts = [[0] * len(names) for _ in names]
+        for line in self.records.test_lines:
+            if (line["round"], line["domain"]) == (number, domain):
+                cells = line["confusion"]
+                for true, predicted, count in zip(cells["true"], cells["predicted"], cells["count"], strict=True):
+                    counts[true][predicted] += count
+        table = pandas_library().DataFrame(counts, index=names, columns=names)
         table.index.name, table.columns.name = "true", "predicted"
         return table
 
@@ -190,8 +195,8 @@ class Run:
             return round_number
         return max([score.round for score in self.records.round_scores], default=-1)
 
-    def _counts(self, round_number: int | None) -> dict[str, list[list[int]]]:
-        """Return the confusion counts of a round by domain, ``[K][K]``; only of domains that it scored by all clients.
+    def _class_totals(self, round_number: int | None) -> dict[str, ClassTotals]:
+        """Return the images by class of a round by domain; only of domains that it scored by all clients.
 
         Args:
             round_number: the scored round; ``None`` is the last of the run.
@@ -199,26 +204,23 @@ class Run:
         Raises:
             ConfigError: the round has no confusion counts.
         """
-        number = self._scored_round(round_number)
+        chosen = self._scored_round(round_number)
         partial: set[str] = set()
         for score in self.records.round_scores:
-            if score.round == number:
+            if score.round == chosen:
                 partial.update(score.missing)
-        size = len(self.records.class_names)
-        found: dict[str, list[list[int]]] = {}
-        for line in self.records.confusions:
-            domain = str(line["domain"])
-            if int(line["round"]) != number or domain in partial:
-                continue
-            counts = found.setdefault(domain, [[0] * size for _ in range(size)])
-            for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
-                counts[true][predicted] += count
-        if not found:
-            rounds = sorted({str(number) for number, _ in self.records.class_totals}, key=int)
+        totals: dict[str, ClassTotals] = {}
+        rounds: list[str] = []
+        for (number, domain), of_domain in sorted(self.records.class_totals.items()):
+            rounds.append(str(number))
+            if number == chosen and domain not in partial:
+                totals[domain] = of_domain
+        if not totals:
             raise ConfigError(
-                f"{self.folder} has no confusion counts in round {number}; rounds: {', '.join(rounds) or 'none'}"
+                f"{self.folder} has no confusion counts in round {chosen}; "
+                f"rounds: {', '.join(dict.fromkeys(rounds)) or 'none'}"
             )
-        return found
+        return totals
 
     def metrics(self, round_number: int | None = None) -> pd.DataFrame:
         """Return a row per domain with accuracy, balanced accuracy, macro F1 and the worst class's recall, in per cent.
@@ -233,12 +235,12 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
+        totals = self._class_totals(round_number)
         rows: dict[str, dict[str, float]] = {}
         for domain in self.records.domains:
             rows[domain] = dict.fromkeys(METRICS, float("nan"))
-            if domain in found:
-                rows[domain] = {metric: metric_of(found[domain], metric) for metric in METRICS}
+            if domain in totals:
+                rows[domain] = {metric: totals[domain].metric(metric) for metric in METRICS}
         return pandas_library().DataFrame.from_dict(rows, orient="index")
 
     def recall(self, round_number: int | None = None) -> pd.DataFrame:
@@ -254,22 +256,23 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        found = self._counts(round_number)
+        totals = self._class_totals(round_number)
         names = self.records.class_names
-        columns: dict[str, list[float]] = {}
+        columns: dict[str, list[float | None]] = {}
         for domain in self.records.domains:
-            columns[domain] = [float("nan")] * len(names)
-            for label, counts in enumerate(found.get(domain, [])):
-                if sum(counts):
-                    columns[domain][label] = 100 * counts[label] / sum(counts)
-        return pandas_library().DataFrame(columns, index=names)
+            columns[domain] = [None] * len(names)
+            if domain in totals:
+                columns[domain] = [totals[domain].recall(label) for label in range(len(names))]
+        return pandas_library().DataFrame(columns, index=names, dtype=float)
 
     def prototypes(self) -> dict[int, PrototypeSet]:
         """Return the global prototypes after each round that the run kept; empty if its method has none.
 
         A run keeps the prototypes of at most 40 rounds, the first and the last among them.
         """
-        return {page.round: page.prototypes for page in self.records.pages}
+        from goldfinch.run_model import RunModel
+
+        return {page.round: page.prototypes for page in RunModel(self.records).pages}
 
     # ---- figure, report, model -------------------------------------------------------------------------------------
 
@@ -338,11 +341,12 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
         ConfigError: a setting is wrong, or the output folder holds a run already.
         EngineError: the run could not be completed.
     """
-    from common.config import compose_config
+    from common.composition import compose_config
+    from common.overrides import parse_overrides
     from common.settings import settings_of
     from goldfinch.commands import running
 
-    given = [*overrides_of(settings, keywords), *overrides]
+    given = parse_overrides([*overrides_of(settings, keywords), *overrides])
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
     with terminable():
@@ -392,7 +396,16 @@ def load_run(folder: Path | str) -> Run:
 
 
 class Runs(list[Run]):
-    """Several runs."""
+    """Several runs.
+
+    Args:
+        runs: the runs.
+        unfinished: runs that were found with them and are left out, since they have not ended; tables name them.
+    """
+
+    def __init__(self, runs: Iterable[Run] = (), unfinished: Iterable[Run] = ()) -> None:
+        super().__init__(runs)
+        self.unfinished = list(unfinished)
 
     def table(
         self, *, rule: str = "final", values: Values = "text", metric: str = "accuracy", labels: Sequence[str] = ()
@@ -418,7 +431,9 @@ class Runs(list[Run]):
 
         if rule not in RULES:
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
-        return wide_table(boards_of([run.records for run in self], metric, labels), rule, values)
+        unfinished = [run.records for run in self.unfinished]
+        boards = boards_of([run.records for run in self], metric, labels, unfinished=unfinished)
+        return wide_table(boards, rule, values)
 
 
 def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
@@ -426,14 +441,18 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
 
     Args:
         folders: run folders, or folders with runs below them.
-        finished: leave out runs that are not finished.
+        finished: leave out runs that are not finished. The table's notes name them.
 
     Raises:
         ConfigError: a folder is missing or holds no run.
     """
-    from goldfinch.results.run import find_runs
+    from goldfinch.record import find_runs
+    from goldfinch.results.table import unfinished_runs
 
-    return Runs([Run(records.folder) for records in find_runs(list(map(str, folders)), finished=finished)])
+    places = list(map(str, folders))
+    runs = find_runs(places, finished=finished)
+    left_out = unfinished_runs(places, runs) if finished else []
+    return Runs([Run(run.folder) for run in runs], [Run(run.folder) for run in left_out])
 
 
 def sweep(
@@ -454,12 +473,18 @@ def sweep(
         settings: the same by key; a list or range has one run for each value.
         output: folder of the runs; ``None`` takes a folder that is named after the settings. Finished runs are kept.
         jobs: runs at a time.
-        keywords: as in :func:`run`; a list or range has one run for each value.
+        keywords: as in :func:`run`; a list or range has one run for each value. ``overwrite=True`` replaces runs of
+            other settings or other code, which are kept otherwise.
+
+    Raises:
+        ConfigError: a setting is wrong, or runs are missing: they failed, or their folders hold other runs.
     """
     from goldfinch.commands import sweep as command
+    from goldfinch.kept import split_overwrite
 
     given = [*overrides_of(settings, keywords, sweep=True), *overrides]
-    folder = Path(output or command.default_output("sweep", given))
+    chosen, overwrite = split_overwrite(given)
+    folder = Path(output or command.default_output("sweep", chosen))
     with terminable():
-        command.sweep(given, folder, jobs)
+        command.sweep(chosen, folder, jobs, overwrite=overwrite)
     return load_runs(folder)

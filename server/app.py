@@ -45,6 +45,7 @@ def main(grid: Grid, context: Context) -> None:
             on_waiting = partial(record_waiting, settings.output_folder)
         engine = FlowerEngine(
             grid,
+            code=settings.code,
             simulated=simulated,
             enrolled=enrolled,
             silence=silence,

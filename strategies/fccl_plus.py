@@ -14,8 +14,9 @@ from torch import Tensor
 from common.config import AtLeastTwo, NonNegative, Positive, Search, check, checked
 from common.data.public import PublicImages, fingerprint
 from common.data.textures import Textures
-from common.errors import DataError, PayloadError
+from common.errors import ConfigError, DataError, PayloadError
 from common.numerics import generator, unit_vectors, working_dtype
+from common.settings import RunSettings
 from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Averaging,
@@ -129,8 +130,9 @@ class FCCLPlus(Averaging):
     client's model for the public images leave the device.
 
     Args:
-        public: the public images, from any data set; every device must read the same ones.
-        public_batch: images per public step, >= 2; divides ``public.samples``.
+        public: the public images, from any data set; every device must read the same ones. conf/ takes textures, which
+            are generated; the released code takes 5,120 images of CIFAR-100.
+        public_batch: images per public step, >= 2; divides ``public.samples`` (the released code: 256 on digits).
         public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
         public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
             moves to those of the public images, as the released code does, which suits only images like the own ones.
@@ -157,6 +159,17 @@ class FCCLPlus(Averaging):
     def __post_init__(self) -> None:
         divides = self.public.samples % self.public_batch == 0
         check(divides, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")
+
+    def check(self, settings: RunSettings) -> None:
+        """Refuse public images some of which the run holds out as validation samples."""
+        super().check(settings)
+        validation, public = settings.protocol.validation, self.public
+        same_data = public.source.name == settings.data.name and public.domain in settings.data.domains
+        if validation and same_data:
+            raise ConfigError(
+                f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
+                "holds some of these out: choose another public set"
+            )
 
     @property
     def keeps_step(self) -> bool:

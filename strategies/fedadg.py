@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config import BelowOne, Natural, Positive, Search, checked
+from common.errors import ConfigError
 from common.models.base import Model, initialised
 from common.numerics import working_dtype
+from common.settings import RunSettings
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
@@ -43,7 +45,9 @@ class FedADG(Averaging):
         rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007). The
             network trains at the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
-        fidelity: the game: as above; ``released``, where G never trains; or the code's for PACS. See docs/methods.md.
+        fidelity: the game: as above; ``released``, where G never trains; or ``released_pacs``, the code's for PACS. See
+            docs/methods.md. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
+            in both the discriminator wins within a round. ``released_pacs`` keeps the adversary level.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """
@@ -62,6 +66,15 @@ class FedADG(Averaging):
     fidelity: Game = "paper"
     head: Literal["task", "model"] = "task"
     weighting: Weighting = "uniform"
+
+    def check(self, settings: RunSettings) -> None:
+        """Refuse a second smoothing of labels (``train.label_smoothing``)."""
+        super().check(settings)
+        if settings.train.label_smoothing:
+            raise ConfigError(
+                f"train.label_smoothing={settings.train.label_smoothing:g}: method={settings.choices['method']} "
+                "smooths labels by a setting of its own; set method.smoothing instead"
+            )
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the network with the paper's head, and with generator and discriminator."""

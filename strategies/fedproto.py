@@ -47,7 +47,8 @@ class FedProto(Averaging):
         consistency: weight of the prototype term, >= 0 (1 reproduces FPL's Table 3, row G).
         prototype_mode: running means over the last epoch (the released code), or a pass after training.
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
-        aggregate_models: whether the server averages the models too.
+        aggregate_models: whether the server averages the models too. The original does not; nor does FedPall's table,
+            which has ``prototype_mode=post_eval prototype_weighting=samples`` besides.
         predict_with: the classifier, or the class with the global prototype nearest to the feature (the classifier
             before there are any); classes without a prototype are not predicted.
     """

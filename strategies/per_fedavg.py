@@ -25,6 +25,9 @@ class PerFedAvg(Method):
     FedPall's table scores the averaged model as it is, the default. ``adapt_steps`` scores what the method is meant
     for: each client's model after this number of steps on its own training batches.
 
+    A pair of batches is one step, so an epoch moves the model half as far as FedAvg's: on glyphs it is after 10 rounds
+    where FedAvg is after 5. Give it twice the local epochs for the same number of steps.
+
     Payload: the model's state both ways. Client state: none.
 
     Args:

@@ -19,11 +19,17 @@ LIMITS = {
     "commands": 14,
     "public names defined twice": 13,
     "renderers of a table": 6,
-    "circles, imports inside functions counted": 1,
+    "classes that are a row": 1,
+    "modules that goldfinch imports": 60,
+    "names that goldfinch imports": 223,
+    "modules that readers of runs import": 30,
+    "names that readers of runs import": 75,
+    "circles, imports inside functions counted": 0,
+    "values of conf/ that equal a default": 0,
 }
 """The most of each that the checkout may have. Lower a limit when something leaves; raise none without a named user."""
 
-FUNCTIONS, FILES = 278, 34
+FUNCTIONS, FILES = 275, 34
 """The most functions and files that the second round of FPL on the inline engine may run through."""
 
 WORDS = 55_000
@@ -66,15 +72,64 @@ def test_settings_are_found_by_group_and_key() -> None:
     assert "train.rounds" in census.set_somewhere()
 
 
+def test_a_value_of_conf_that_its_class_has_as_its_default_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group, name, text in (
+        ("method", "fpl", "_target_: strategies.fpl.FPL\ntemperature: 0.02\ncontrast: 2.0\n"),
+        ("data", "glyphs", "_target_: common.data.glyphs.Glyphs\naugmentation:\n  flip: false\n  crop_padding: 2\n"),
+        ("train", "default", "epochs: 1\nrounds: 3\n"),
+        ("protocol", "few", "defaults: [one_per_domain, _self_]\nfraction: 1.0\nsamples: 3\n"),
+        ("experiment", "mine", "train:\n  epochs: 1\n"),
+    ):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(census, "CONF", tmp_path)
+    monkeypatch.setattr(census, "ROOT", tmp_path)
+    assert census.values_equal_to_a_default() == [
+        "data/glyphs.yaml augmentation.flip=False",
+        "method/fpl.yaml temperature=0.02",
+        "protocol/few.yaml fraction=1.0",
+        "train/default.yaml epochs=1",
+    ]
+
+
 def test_a_function_that_writes_a_table_is_found() -> None:
     path = census.ROOT / "server/made_up.py"
     code = 'def one():\n    return "|---:|"\n\n\ndef two():\n    return 1\n'
     assert census.renderers({path: ast.parse(code)}) == ["server/made_up.py one"]
 
 
+def test_a_class_with_a_mean_over_runs_of_its_own_is_found() -> None:
+    code = """
+class Line:
+    cells: list[Value | None]
+class Table:
+    def ours(self, column: str) -> dict[int, Value]: ...
+class Board:
+    rows: list[Row]
+class Value:
+    @classmethod
+    def of(cls) -> Value | None: ...
+"""
+    path = census.ROOT / "goldfinch/made_up.py"
+    assert census.classes_of_rows({path: ast.parse(code)}) == [
+        "goldfinch/made_up.py Line",
+        "goldfinch/made_up.py Table",
+    ]
+
+
 def test_a_public_name_that_two_modules_define_is_found() -> None:
     trees = {Path("a.py"): ast.parse("class Run: ..."), Path("b.py"): ast.parse("def Run(): ...\ndef _own(): ...")}
     assert list(census.defined_twice(trees)) == ["Run"]
+
+
+def test_names_that_goldfinch_imports_are_counted_once() -> None:
+    path = census.ROOT / "goldfinch/results/made_up.py"
+    code = "from common.metrics import RULES\n\n\ndef f():\n    from common.metrics import RULES, COUNTED\n"
+    trees = {path: ast.parse(code), census.ROOT / "common/a.py": ast.parse("from common.text import size")}
+    found = census.imported(trees, census.READS_RUNS)
+    assert census.names_of(found) == ["common.metrics.COUNTED", "common.metrics.RULES"]
 
 
 def test_an_import_within_a_function_counts_as_one_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ class Question:
         run: Flower's number of the run.
         run_config: Flower's configuration of the run, see :func:`common.settings.settings_in`.
         configuration: the node's configuration.
-        request: the text of the server's request, unchecked; the trainer checks it.
+        request: the text of the server's request, unchecked; the trainer checks it. To ``register``, the server's hash
+            of code.
         tensor_type: the type of tensors that the message names.
         tensors: the message's tensors.
     """

@@ -28,9 +28,9 @@ from common.data.value_ranges import (
     check_remarks,
     ends_of,
     has_numbers,
+    image_values,
     on_files,
     remark_on,
-    image_values,
 )
 from common.errors import DataError, some_of
 from common.extras import install_command

@@ -7,13 +7,14 @@ the generator that is passed in and are made on the CPU, so that every device se
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.config import Count, Natural, ZeroToOne, check, checked
+from common.config import Count, Natural, ZeroToOne, checked
 
 SPREAD_FLOOR = 1e-5
 """Added to a channel's variance before its root is divided by."""
@@ -66,8 +67,7 @@ class Views(ABC):
 class NoViews(Views):
     """No extra views."""
 
-    def __post_init__(self) -> None:
-        check(self.count == 0, f"views=none has no extra views, so count must be 0; got {self.count}")
+    count: Natural = field(default=0, init=False)
 
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - draws nothing
         """Return the images."""

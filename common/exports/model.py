@@ -205,8 +205,8 @@ def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) 
     """
     if named is None:
         raise CheckpointError(
-            f"{folder.name} has no own state of that round: none of its replies had counted, or an earlier release "
-            "trained the model; choose another client, or train again"
+            f"{folder.name} has no own state of that round: none of its replies had counted; choose another client, or "
+            "train again"
         )
     store = ClientStore(folder)
     try:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.losses.prototype import COSINE_FLOOR, Call
+from common.losses.prototype_terms import COSINE_FLOOR, Call
 
 FLOOR = tl.constexpr(COSINE_FLOOR)
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import yaml
 from torch import nn
@@ -57,8 +58,8 @@ class Mixed(ModelSpec):
     Args:
         others: the network of every domain that ``networks`` does not name, a choice of ``model=`` or the mapping that
             describes one.
-        networks: the network by domain.
-        features: size of the features and prototypes, >= 1.
+        networks: the network by domain, such as ``{dslr: small, caltech: resnet10}``.
+        features: size of the features and prototypes, >= 1. A linear layer follows a network with another number.
     """
 
     others: ModelSpec | str = "small"
@@ -66,10 +67,10 @@ class Mixed(ModelSpec):
     features: Count = 128
     minimum_image_size: ClassVar[int] = 1
     channels_last = True
+    pretrained: Path | None = field(default=None, init=False)
+    freeze: Literal["none", "backbone"] = field(default="none", init=False)
 
     def __post_init__(self) -> None:
-        starts = self.pretrained is None and self.freeze == "none"
-        check(starts, "pretrained and freeze are settings of one network; give them within networks")
         for each in (self.others, *self.networks.values()):
             check(not isinstance(network(each), Mixed), "a network for a domain cannot be a mix of networks")
 
@@ -79,7 +80,8 @@ class Mixed(ModelSpec):
         Raises:
             ConfigError: there is no such network.
         """
-        return construct(Mixed, {**vars(self), "networks": {**self.networks, domain: chosen}}, "model")
+        values = {"others": self.others, "features": self.features, "networks": {**self.networks, domain: chosen}}
+        return construct(Mixed, values, "model")
 
     def name_of(self, domain: str) -> str:
         """Return the name of a domain's network, for people."""

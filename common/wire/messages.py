@@ -7,7 +7,7 @@ of the :class:`~common.wire.payload.Payload` with the update's tensors. A regist
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
@@ -26,6 +26,7 @@ MAX_ENTRIES = 50
 
 MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
+MAX_FILES = 1000
 
 SCALED = "scaled"
 """Status in ``replies.jsonl`` of a client whose update a filter scaled down, and which was used."""
@@ -54,18 +55,15 @@ def trained_count(counts: Mapping[str, int]) -> int:
     return sum(count for status, count in counts.items() if trained(status))
 
 
-def completed_status(*, train: bool, scaled: bool = False) -> str:
+def completed_status(*, train: bool) -> str:
     """Return the status of a client that did what it was asked: train, or only score the model.
 
     Args:
         train: whether it trained.
-        scaled: whether a filter scaled its update down.
     """
-    if not train:
-        return "scored"
-    if scaled:
-        return SCALED
-    return "trained"
+    if train:
+        return "trained"
+    return "scored"
 
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]
@@ -217,6 +215,8 @@ class Registration:
         versions: package versions.
         content: SHA-256 of the split's pixels; with differential privacy keyed by a secret of the device, or empty.
         validation: samples that are used for validation and not for training.
+        files: the hash of each of Goldfinch's files that compute (:func:`common.versions.code_files`), if the server
+            asked for them by another ``code``; else empty.
     """
 
     client: Text
@@ -231,6 +231,7 @@ class Registration:
     versions: Annotated[dict[Name, Name], Few]
     content: Text = ""
     validation: Integer = 0
+    files: Annotated[dict[Name, Name], Field(max_length=MAX_FILES)] = field(default_factory=dict)
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import compose_config, trust_overrides
+from common.composition import compose_config, trust_overrides
 from common.errors import ConfigError
 from common.exports.description import Description
 from common.exports.model import read_export
@@ -12,11 +12,12 @@ from common.metrics import METRICS
 from common.models.pretrained import WEIGHTS
 from common.overrides import quoted_override
 from common.regular_files import file_sha256
+from common.scores import recorded_values
 from common.settings import settings_of
 from goldfinch.commands.evaluate import warn_of_reading
 from goldfinch.commands.running import run
+from goldfinch.record import RunRecord
 from goldfinch.results.overrides import override
-from goldfinch.results.run import RunFolder
 from goldfinch.results.sheets import Sheet, number_text
 
 METHOD = "strategies.core.exported.ExportedModel"
@@ -29,7 +30,7 @@ def is_federated(overrides: Sequence[str]) -> bool:
 
 def evaluate_on_devices(
     folder: Path, overrides: Sequence[str], output: Path | None = None, *, quiet: bool = False
-) -> RunFolder:
+) -> RunRecord:
     """Let every client score the exported model in ``folder``; print and return the records.
 
     Args:
@@ -53,7 +54,7 @@ def evaluate_on_devices(
         )
     warn_of_reading(settings.data, description)
     run(settings, quiet=quiet)
-    found = RunFolder(settings.output_folder)
+    found = RunRecord(settings.output_folder)
     show_scores(found)
     return found
 
@@ -111,21 +112,22 @@ def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def show_scores(run: RunFolder) -> None:
+def show_scores(run: RunRecord) -> None:
     """Print a row for each domain: clients and images, and every metric, over all clients that scored it."""
     score = run.round_scores[-1]
-    further = {name: measure for name, measure in run.measures.items() if name not in METRICS}
+    further = run.facts.further
+    values = recorded_values(run.events, "test")
     heads = [measure.title.removesuffix(" in %") for measure in further.values()]
     rows: list[list[str]] = []
     for domain in run.domains:
-        scored = [row for row in run.scores if row["domain"] == domain]
+        scored = [row for row in run.test_lines if row["domain"] == domain]
         images = sum(int(row["count"]) for row in scored)
         cells = [domain, str(len(scored)), str(images)]
         totals = run.class_totals.get((score.round, domain))
         for metric in METRICS:
             cells.append(number_text(totals.metric(metric) if totals is not None else None))
         for name, measure in further.items():
-            cells.append(number_text(run.summary["metrics"][name]["domains"].get(domain), measure.digits))
+            cells.append(number_text(values.get((score.round, domain), {}).get(name), measure.digits))
         rows.append(cells)
     title = f"{run.folder}: test images of each client, %"
     Sheet(title, ["domain", "clients", "images", *METRICS.values(), *heads], rows).show()

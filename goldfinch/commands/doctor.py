@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from common.choices import CONF
-from common.config import compose_config
+from common.composition import compose_config
 from common.data.domain import DataSource
 from common.errors import ConfigError, EngineError, GoldfinchError
 from common.extras import install_command

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from common.composition import compose_config
 from common.confidence import count_confidence, exact_auroc
-from common.config import build, compose_config
+from common.config import build
 from common.data.domain import DataSource, Domain
 from common.errors import ConfigError, nearest, writing
 from common.exports.description import Description

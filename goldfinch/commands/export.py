@@ -22,7 +22,8 @@ from common.storage import folder_name
 from common.wire.messages import OwnVersion
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from strategies.core.method import Method
 
 SAMPLES = 256
@@ -71,9 +72,9 @@ def export(
     else:
         if chosen is None:
             chosen = "last"
-            if RunFolder(source).has_best:
+            if RunModel(RunRecord(source)).has_best:
                 chosen = "best"
-        content = _of_run(RunFolder(source, chosen), client, data)
+        content = _of_run(RunModel(RunRecord(source), chosen), client, data)
     description = replace(content.description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
@@ -100,8 +101,8 @@ def export(
     return description
 
 
-def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
-    settings, method, state = run.settings, run.method, run.checkpoint.state
+def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
+    record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model(client)
     whole = len(weights) == len(model.state_dict())
     _check_client(run, client, whole)
@@ -110,12 +111,12 @@ def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
     description = Description(
         architecture={
-            "model": _without_paths(_network_of(run.config["model"], settings.model, client)),
-            "method": _without_paths(run.config["method"]),
+            "model": _without_paths(_network_of(record.config["model"], settings.model, client)),
+            "method": _without_paths(record.config["method"]),
             "clients": len(run.clients),
-            "seed": run.seed,
+            "seed": record.facts.seed,
         },
-        classes=tuple(run.class_names),
+        classes=tuple(record.class_names),
         image_size=settings.data.image_size,
         resize=settings.data.reading.resize,
         value_range=settings.data.reading.value_range,
@@ -127,16 +128,16 @@ def _of_run(run: RunFolder, client: str | None, data: Sequence[str]) -> Content:
         data={
             "name": settings.data.name,
             "domains": list(dict.fromkeys(spec.domain for spec in run.clients)),
-            "protocol": run.names[1],
+            "protocol": record.facts.protocol,
         },
         run=run.checkpoint.run,
         round=state.round,
         chosen=f"{CHOSEN.get(run.chosen, 'chosen round')}, {state.round}",
         client=client,
-        score=_score(run, state.round, client),
+        score=_score(record, state.round, client),
         prototypes=prototypes,
-        privacy=run.privacy,
-        notes=_notes(method, len(state.prototypes), run.attack),
+        privacy=run.privacy(),
+        notes=_notes(method, len(state.prototypes), record.attack),
         complete=whole or client is not None,
         kept=_kept(run, whole=whole or client is not None),
     )
@@ -157,11 +158,11 @@ def _network_of(node: Any, spec: ModelSpec, client: str | None) -> Any:
     return to_config(spec.of(client.rpartition("-")[0]))
 
 
-def _kept(run: RunFolder, *, whole: bool) -> Mapping[str, OwnVersion]:
+def _kept(run: RunModel, *, whole: bool) -> Mapping[str, OwnVersion]:
     """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
     if whole:
         return {}
-    return run.checkpoint.counted or {}
+    return run.checkpoint.counted
 
 
 def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
@@ -176,7 +177,7 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
         ConfigError: the run has no such model.
         CheckpointError: the checkpoint is damaged.
     """
-    content = _of_run(RunFolder(folder, chosen), client, ())
+    content = _of_run(RunModel(RunRecord(folder), chosen), client, ())
     if not content.description.complete:
         raise ConfigError(
             f"{folder}: devices keep a part of the net of {content.description.method}; export the model on a device"
@@ -184,7 +185,7 @@ def trained_model(folder: Path, *, client: str | None = None, chosen: str = "las
     return TrainedModel(content.description, content.weights, content.prototypes)
 
 
-def _check_client(run: RunFolder, client: str | None, whole: bool) -> None:
+def _check_client(run: RunModel, client: str | None, whole: bool) -> None:
     """Check that ``client`` is given if, and only if, the clients have models of their own.
 
     Args:
@@ -236,7 +237,7 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
 
 
 def _images(
-    description: Description, data: Sequence[str], run: RunFolder | None = None, domains: Sequence[str] = ()
+    description: Description, data: Sequence[str], run: RunModel | None = None, domains: Sequence[str] = ()
 ) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
@@ -282,19 +283,19 @@ def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _score(run: RunFolder, number: int, client: str | None) -> Mapping[str, Any] | None:
+def _score(record: RunRecord, number: int, client: str | None) -> Mapping[str, Any] | None:
     """Return the accuracy of a round by domain, and by client if each has its own model; ``None`` without scores."""
-    rows = [row for row in run.scores if int(row["round"]) == number and client in (None, row["client"])]
+    rows = [row for row in record.test_lines if int(row["round"]) == number and client in (None, row["client"])]
     if not rows:
         return None
     score = RoundScore(number, _accuracy(rows))
     found = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
     if client is None:
-        for each in run.round_scores:
+        for each in record.round_scores:
             if each.round == number:
                 found["missing"] = dict(each.missing)
     by_client: dict[str, list[Mapping[str, Any]]] = {}
-    if run.personal:
+    if record.personal:
         for row in rows:
             by_client.setdefault(str(row["client"]), []).append(row)
     found["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}

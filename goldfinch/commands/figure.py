@@ -8,10 +8,11 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError, nearest
 from common.regular_files import read_small
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
 from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
-from goldfinch.results.groups import Group, bounds_of, group_runs, rename
-from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.groups import bounds_of, group_runs, rename
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
@@ -89,11 +90,11 @@ def _inches(size: str | None) -> tuple[float, float] | None:
     return inches
 
 
-def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[Group]:
-    """Return the groups of ``runs`` with the labels of a figure.
+def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[ScoreRow[RunRecord]]:
+    """Return the rows of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
-    groups share is followed by the group's own label. Groups of several boards are followed by their board's title.
+    rows share is followed by the row's own label. Groups of several boards are followed by their board's title.
 
     Args:
         runs: finished runs.
@@ -107,24 +108,24 @@ def named_groups(runs: Sequence[RunFolder], labels: Sequence[str] = ()) -> list[
         for path in sorted(place.glob("*.json")):
             known |= _labels_in(path)
     boards = group_runs(runs)
-    groups: list[Group] = []
+    rows: list[ScoreRow[RunRecord]] = []
     for board in boards:
-        groups += board.groups
+        rows += board.rows
     if all(run.folder.absolute() in known for run in runs):
-        names = [known[group.runs[0].folder.absolute()] for group in groups]
-        for group, name in zip(groups, names, strict=True):
+        names = [known[row.runs[0].folder.absolute()] for row in rows]
+        for row, name in zip(rows, names, strict=True):
             if names.count(name) > 1:
-                group.label = f"{name}: {group.label}"
-            elif group.marks:
-                group.label = f"{name} ({', '.join(group.marks)})"
+                row.label = f"{name}: {row.label}"
+            elif row.marks:
+                row.label = f"{name} ({', '.join(row.marks)})"
             else:
-                group.label = name
+                row.label = name
     elif len(boards) > 1:
         for board in boards:
-            for group in board.groups:
-                group.label = f"{group.label}; {board.title}"
-    rename(groups, labels)
-    return groups
+            for row in board.rows:
+                row.label = f"{row.label}; {board.title}"
+    rename(rows, labels)
+    return rows
 
 
 def _labels_in(path: Path) -> dict[Path, str]:
@@ -139,43 +140,44 @@ def _labels_in(path: Path) -> dict[Path, str]:
     return labels
 
 
-def bars_of(runs: Sequence[RunFolder], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def bars_of(runs: Sequence[RunRecord], rule: str, title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw accuracy by domain and on average, one bar for each label; seeds of one label are averaged.
 
     A partial value has no bar, and the title names what it lacks.
     """
-    groups = named_groups(runs, labels)
-    domains = domain_columns(groups, rule)
+    rows = named_groups(runs, labels)
+    domains = domain_columns(rows, rule)
     columns = [f"domain:{name}" for name in domains]
     series: dict[str, list[Value | None]] = {}
-    for group in groups:
+    for row in rows:
         values: list[Value | None] = []
         for column in [*columns, "average"]:
-            value = group.value(column, rule)
+            value = row.value(column, rule)
             if value is not None and value.partial:
                 value = None
             values.append(value)
-        series[group.label] = values
-    notes = partial_notes(groups, rule)
+        series[row.label] = values
+    notes = partial_notes(rows, rule)
     text = ". ".join([title or _title(runs), *notes])
-    return bars([*domain_heads(groups, domains), "average"], series, text, bounds_of(groups))
+    return bars([*domain_heads(rows, domains), "average"], series, text, bounds_of(rows))
 
 
-def curves_of(runs: Sequence[RunFolder], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
+def curves_of(runs: Sequence[RunRecord], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
-    groups = named_groups(runs, labels)
-    curves = {group.label: curve(group.runs) for group in groups}
-    return convergence(curves, title or _title(runs), bounds_of(groups))
+    rows = named_groups(runs, labels)
+    curves = {row.label: curve(row.runs) for row in rows}
+    return convergence(curves, title or _title(runs), bounds_of(rows))
 
 
-def _title(runs: Sequence[RunFolder]) -> str:
-    return f"{runs[0].summary['data']}, {runs[0].summary['protocol']}"
+def _title(runs: Sequence[RunRecord]) -> str:
+    return f"{runs[0].facts.data}, {runs[0].facts.protocol}"
 
 
-def _prototypes(runs: Sequence[RunFolder], by: str, samples: int, title: str | None) -> Figure:
+def _prototypes(runs: Sequence[RunRecord], by: str, samples: int, title: str | None) -> Figure:
     from goldfinch.results.figures.prototypes import prototype_figure
+    from goldfinch.run_model import RunModel
 
     if len(runs) != 1:
         folders = [str(run.folder) for run in runs[:5]]
         raise ConfigError(f"prototypes shows one run; {len(runs)} were found: {', '.join(folders)}")
-    return prototype_figure(runs[0], by, samples, title)
+    return prototype_figure(RunModel(runs[0]), by, samples, title)

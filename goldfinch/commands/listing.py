@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from common.choices import CONF, choices_of
 from common.versions import place_of
-from goldfinch.alterations import ALTERATIONS, WHOSE
 
 if TYPE_CHECKING:
     from goldfinch.explanation import Explanation, Setting
@@ -102,8 +101,10 @@ def _lines(setting: Setting, width: int) -> list[str]:
 
 def print_alterations() -> None:
     """Print what may change a published algorithm, when, and why a plain run may have it."""
+    from goldfinch.alterations import WHOSE, alterations
+
     print("What may change a published algorithm; a plain run has none of those that are off by default")
-    for alteration in ALTERATIONS:
+    for alteration in alterations():
         print(f"  {alteration.name} ({WHOSE[alteration.whose]})")
         print(f"      {alteration.changes}")
         print(f"      when: {alteration.when}")

@@ -66,17 +66,6 @@ def _output_is_closed() -> bool:
     return closed
 
 
-LEFT = {
-    "tune": "goldfinch compare --methods NAME tunes one method, or several alike",
-    "explain": "goldfinch list NAME explains a choice or a setting",
-    "board": "goldfinch compare writes its table and every run (compare.md, runs.csv)",
-    "deployment-demo": "write goldfinch demo --deployment",
-    "predict": "write goldfinch evaluate MODEL IMAGE...",
-    "watch": "goldfinch report DIR --watch shows a run while it goes on",
-}
-"""Words that people write as commands, and what to call instead."""
-
-
 class CommandGroup(TyperGroup):
     """Commands below one word; a word that is none of them gets the nearest one."""
 
@@ -86,7 +75,7 @@ class CommandGroup(TyperGroup):
         """As click does, but a word that is no command gets the nearest one, or the group that it is in."""
         known = args[0] in self.commands or args[0].startswith("-")
         if not known and not ctx.resilient_parsing:  # which completion sets
-            remedy = LEFT.get(args[0]) or nearest(args[0], self.commands)
+            remedy = nearest(args[0], self.commands)
             for name, member in self.commands.items():
                 if isinstance(member, click.Group) and args[0] in member.commands:
                     remedy = f"write {ctx.command_path} {name} {args[0]}"

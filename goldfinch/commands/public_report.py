@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from common.choices import CONF, choices_of
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.storage import write_text
 from common.versions import VERSION, package_versions
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.run.schema import EVENTS, REPLIES, read_lines, stream_lines
 
 REPORT = "goldfinch-report.txt"
@@ -46,7 +47,7 @@ def write_public_report(folder: Path) -> Path:
     Raises:
         ConfigError: the folder holds no run, or its record cannot be read.
     """
-    run = RunFolder(folder)
+    run = RunRecord(folder)
     config = run.config
     events = _events(folder)
     lines = [f"goldfinch {VERSION}", *_versions(), "", "settings", *_settings(config), "", "events"]
@@ -130,7 +131,7 @@ class Names:
         self._names = re.compile(rf"(?<!\w)(?:{written})(?!\w)", re.IGNORECASE)
 
     @classmethod
-    def of(cls, run: RunFolder, events: Sequence[Mapping[str, Any]]) -> Names:
+    def of(cls, run: RunRecord, events: Sequence[Mapping[str, Any]]) -> Names:
         """Return the names that the record of a run and this machine have."""
         names: dict[str, set[str]] = {"client": set(), "domain": set(), "class": set(), "user": set(), "host": set()}
         for entry in events:
@@ -141,7 +142,7 @@ class Names:
         names["domain"].update(map(str, data.get("domains") or ()))
         names["class"].update(map(str, data.get("classes") or ()))
         with contextlib.suppress(GoldfinchError, OSError):
-            source = run.settings.data
+            source = RunModel(run).settings.data
             names["domain"].update(source.domains)
             names["class"].update(source.class_names)
         names["host"].update([socket.gethostname(), socket.getfqdn()])

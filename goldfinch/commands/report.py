@@ -5,8 +5,8 @@ from pathlib import Path
 
 from common.scores import score_row
 from common.storage import write_text
+from goldfinch.record import find_runs
 from goldfinch.results.frames import record_frame
-from goldfinch.results.run import find_runs
 from goldfinch.results.table import csv_text
 from server.run.history import CSV_COPIES, reply_row
 
@@ -21,11 +21,11 @@ def write_csv(folders: Sequence[str]) -> list[Path]:
         folders: run folders, or folders with runs below them.
 
     Raises:
-        ConfigError: there is no run, or an earlier version wrote one.
+        ConfigError: there is no run, or an older version of Goldfinch wrote one.
     """
     written: list[Path] = []
     for run in find_runs(folders, finished=False):
-        tables = [map(score_row, run.all_scores), map(reply_row, run.replies)]
+        tables = [map(score_row, run.score_lines), map(reply_row, run.replies)]
         for name, rows in zip(CSV_COPIES, tables, strict=True):
             path = run.folder / name
             write_text(path, csv_text(record_frame(list(rows), ())))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from rich.console import Console
 
@@ -18,7 +18,9 @@ from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
 from common.text import shell_line
 from common.versions import combined_hash, package_versions
-from goldfinch.commands.sweep import Job, check_data, execute, raise_failures
+from goldfinch.commands.sweep import Job, check_data, execute, raise_failures, ways_on
+from goldfinch.kept import split_overwrite
+from goldfinch.record import RunRecord, varying
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import (
@@ -30,9 +32,12 @@ from goldfinch.reproduction.published import (
     published_tables,
 )
 from goldfinch.results.figures.charts import bars, convergence, rendered, sensitivity
-from goldfinch.results.run import RunFolder, varying
-from goldfinch.results.seeds import Value
+from goldfinch.results.rows import ScoreColumn, ScoreRow
+from goldfinch.results.seeds import Value, curve
 from server.run.conduct import check_not_in_a_run
+from server.run.existing import Step
+from server.run.schema import SCORES
+from server.run.summary import SUMMARY
 
 ENGINES = ("inline", "ray")
 
@@ -53,6 +58,7 @@ class ReproductionRequest:
         output: the output folder; ``None`` is ``outputs/reproduce/<scale>``.
         overrides: further settings of every row.
         records: a second folder for the page and each run's small files, written after every run; ``None`` for none.
+        overwrite: whether runs of other code are replaced.
     """
 
     table: PublishedTable
@@ -62,6 +68,7 @@ class ReproductionRequest:
     output: str | None = None
     overrides: tuple[str, ...] = ()
     records: str | None = None
+    overwrite: bool = False
 
     @property
     def folder(self) -> Path:
@@ -72,7 +79,7 @@ class ReproductionRequest:
 
     @property
     def command(self) -> str:
-        """The command of this request."""
+        """The command of this request, without its output."""
         arguments = ["--scale", self.scale]
         if self.methods:
             arguments += ["--methods", ",".join(self.methods)]
@@ -97,6 +104,7 @@ def request_of(
     names: list[str] = []
     overrides: list[str] = []
     reserved: list[str] = []
+    arguments, overwrite = split_overwrite(arguments)
     for argument in arguments:
         key, equals, _ = argument.partition("=")
         if not equals:
@@ -124,6 +132,7 @@ def request_of(
         str(output) if output else None,
         tuple(overrides),
         str(records) if records else None,
+        overwrite,
     )
 
 
@@ -198,7 +207,9 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
     jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
-    check_data([job for job in jobs if not job.finished()])
+    if request.overwrite:
+        jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
+    check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])
     console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
     failures: Mapping[Path, str] = {}
     try:
@@ -209,9 +220,13 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
         splits: dict[str, str] = {}
         for job in jobs:
-            splits |= (job.summary() or {}).get("splits", {})
+            record = job.record()
+            if record is not None:
+                splits |= record.facts.splits
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
+    for line in ways_on(jobs, request.command, request.folder):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     raise_failures(failures)
     return path
 
@@ -225,8 +240,9 @@ def keep_records(request: ReproductionRequest, jobs: Sequence[Planned], seeds: S
     for job in jobs:
         if job.finished():
             kept = folder / request.table.name / job.folder.parent.name / job.folder.name
-            for record in RunFolder(job.folder).records:
-                write_bytes(kept / record.name, record.read_bytes())
+            record = RunRecord(job.folder)
+            write_json(kept / SUMMARY, record.summary)
+            write_bytes(kept / SCORES, (job.folder / SCORES).read_bytes())
 
 
 def write_pages(
@@ -257,26 +273,26 @@ def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
         name: the beginning of the pictures' file names.
     """
     table = comparison.table
-    finished = [line for line in comparison.lines if line.summaries]
+    finished = [line for line in comparison.lines if line.ours.runs]
     title = f"{table.name}, scale={comparison.scale}"
     pictures = []
     if 0 < len(finished) <= MAX_CURVES:
-        curves = {line.row.label: comparison.curve(line) for line in finished}
+        curves = {line.printed.label: curve(line.ours.runs, comparison.average) for line in finished}
         pictures.append(Picture(rendered(convergence(curves, title)), f"{name}.png", "average test accuracy by round"))
     if 0 < len(finished) <= MAX_BARS and not table.sweeps:
         columns = comparison.columns
         heads = [column.scored for column in columns]
         series: dict[str, list[Value | None]] = {}
         for line in finished:
-            values = [comparison.ours(line, column) for column in columns]
-            series[line.row.label] = [*values, comparison.our_average(line, columns)]
+            keys: list[ScoreColumn] = [*[column.key for column in columns], comparison.average]
+            series[line.printed.label] = [line.ours.value(key, table.rule) for key in keys]
         content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):
-        runs: list[RunFolder] = []
+        runs: list[RunRecord] = []
         for line in finished:
-            if set(line.row.point) == set(sweep.axes):
-                runs += [RunFolder(line.folders[seed]) for seed in line.summaries]
+            if set(line.printed.point) == set(sweep.axes):
+                runs += line.ours.runs
         if set(varying(runs)) == set(sweep.axes):
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
@@ -299,19 +315,20 @@ def comparison_of(
         by_row.setdefault(job.row.label, []).append(job)
     lines: list[Line] = []
     for of_row in by_row.values():
-        folders: dict[int, Path] = {}
-        summaries: dict[int, Mapping[str, Any]] = {}
-        failed: dict[int, str] = {}
+        runs: list[RunRecord] = []
+        absent: dict[str, str] = {}
         measured: list[float] = []
-        for job in of_row:
-            folders[job.seed] = job.folder
-            if job.folder in failures:
-                failed[job.seed] = failures[job.folder]
-            if job.finished():
-                summaries[job.seed] = job.summary() or {}
-                if request.table.measure:
-                    measured.append(_information(job.folder))
-        lines.append(Line(of_row[0].row, folders, summaries, failed, tuple(measured)))
+        for job in sorted(of_row, key=lambda job: job.seed):
+            if not job.finished():
+                absent[f"seed {job.seed}"] = failures.get(job.folder, "not run yet")
+                continue
+            runs.append(RunRecord(job.folder))
+            if request.table.measure:
+                measured.append(_information(job.folder))
+        printed = of_row[0].row
+        folders = {job.seed: job.folder for job in of_row}
+        bound = of_row[0].settings.method.bound
+        lines.append(Line(printed, ScoreRow(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 
@@ -322,7 +339,7 @@ def _information(folder: Path) -> float:
     """
     from goldfinch.results.information import information_of_run
 
-    path, state = folder / "mutual_information.json", RunFolder.open(folder).summary["state_sha256"]
+    path, state = folder / "mutual_information.json", RunRecord.open(folder).state_sha256
     if path.exists():
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
@@ -340,22 +357,20 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         ours: dict[str, float | None] = {}
         published: dict[str, float | None] = {}
         for column in comparison.columns:
-            ours[column.scored] = _mean(comparison.ours(line, column))
+            ours[column.scored] = _mean(line.ours.value(column.key, comparison.table.rule))
             published[column.published] = comparison.published(line, column)
-        states: dict[str, str] = {}
-        for seed, summary in sorted(line.summaries.items()):
-            states[str(seed)] = str(summary["state_sha256"])
+        states = {str(seed): str(state) for seed, state in line.ours.states.items()}
         rows.append(
             {
-                "label": line.row.label,
+                "label": line.printed.label,
                 "folders": {str(seed): str(folder) for seed, folder in sorted(line.folders.items())},
                 "states": states,
                 "ours": ours,
-                "average": _mean(comparison.our_average(line, comparison.columns)),
+                "average": _mean(line.ours.value(comparison.average, comparison.table.rule)),
                 "published": published,
                 "published_average": comparison.published_average(line, comparison.columns),
                 "measured": list(line.measured),
-                "point": dict(line.row.point),
+                "point": dict(line.printed.point),
             }
         )
     return {

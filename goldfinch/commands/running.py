@@ -3,7 +3,7 @@
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,23 @@ import torch
 from omegaconf import OmegaConf
 
 from common.choices import choices_of
-from common.config import changed_config, compose_config, trust_overrides
+from common.composition import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
+from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable
 from common.wire.payload import Payload, cast_down, encoded_size
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.events import count_lines
-from server.run.resume import check_resumable, has_finished
+from server.run.existing import Step, decide
 from strategies.core.federation import Federation
 
 HERE = {"name": "inline", "device": "client.local.local_device"}
@@ -63,8 +64,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
     if engine not in SIMULATED:
         check_deployable(settings)
-    check_resumable(settings)  # before an engine is started or data are read
-    if has_finished(settings):
+    if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read
         if not quiet:
             print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
         return
@@ -107,7 +107,7 @@ def one_device(name: str) -> str:
 
 def _warn_if_partial(folder: Path) -> None:
     """Print a warning to standard error if the final score lacks domains, also with ``--quiet``."""
-    missing = RunFolder(folder).summary.get("missing", {})
+    missing = RunRecord(folder).rules.get("final", {}).get("missing", {})
     if missing:
         print(
             f"warning: the final score is PARTIAL, without {named_missing(missing)}; average and worst are over the "
@@ -139,32 +139,37 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         ConfigError: the folder holds no run, a setting is wrong, or the folder alone says where to write.
         CheckpointError: a setting contradicts the rounds that are done; nothing was started or written.
     """
-    trust_overrides(overrides)  # only the user's own, not those of the folder
+    given = parse_overrides(overrides)
+    trust_overrides(given)  # only the user's own, not those of the folder
     recorded = {
-        **RunFolder(folder).trusted_config,
+        **RunRecord(folder).trusted_config,
         "output": str(folder.absolute()),
         "resume": True,
         "overwrite": False,
     }
     if not trust:
-        _check_places(folder, recorded, overrides)
+        _check_places(folder, recorded, {item.key for item in given})
     try:
-        settings = settings_of(changed_config(recorded, overrides))
+        settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
     run(settings, quiet=quiet)
     return settings.output_folder
 
 
-def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[str]) -> None:
     """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
 
     That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
 
+    Args:
+        folder: the run's folder.
+        recorded: its configuration.
+        named: the keys that the user's own overrides set.
+
     Raises:
         ConfigError: it does; the message names each such setting.
     """
-    named = {override.lstrip("+").partition("=")[0] for override in overrides}
     foreign: list[str] = []
     for group in PLACES:
         settings = recorded.get(group, {})
@@ -176,8 +181,8 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], overrides: Sequence
             name = f"{group}.{key}"
             if value != defaults.get(key) and name not in named and group not in named:
                 foreign.append(printable(f"{name}={value}")[:200])
-    address = recorded["engine"].get("address")
-    if address and not named & {"engine", "engine.address"}:  # what a Ray cluster sends can run code here
+    address = recorded["engine"].get("address")  # what a Ray cluster sends can run code here
+    if address and "engine" not in named and "engine.address" not in named:
         foreign.append(printable(f"engine.address={address}")[:200])
     if foreign:
         raise ConfigError(

@@ -6,39 +6,36 @@ import itertools
 import json
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from common.choices import choices_of
-from common.config import compose_config
+from common.choices import choices_of, folder_options
+from common.composition import compose_config
 from common.data.domain import DataSource
-from common.errors import ConfigError, GoldfinchError, UnknownKeyError, some_of
+from common.errors import ConfigError, UnknownKeyError, some_of
 from common.metrics import PARTIAL, RULES, named_missing
-from common.overrides import parse_overrides, quoted_override, unescaped
+from common.overrides import Override, parse_overrides, quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
-from common.text import duration
+from common.text import duration, shell_line
+from goldfinch.kept import free_folder, two_commands
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_sheet
 from goldfinch.results.groups import group_runs
-from goldfinch.results.run import RunFolder
 from goldfinch.results.table import table_text
 from server.run.accounting import report_line, total_reports
 from server.run.conduct import check_not_in_a_run
+from server.run.existing import Decision, Step, decide
 from server.run.own_processes import OwnProcesses
-
-INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
-"""Exit codes of a run that was stopped by the user; it is not started again."""
 
 POLL_SECONDS = 1.0
 """Seconds between two polls of the progress of the runs."""
@@ -63,52 +60,26 @@ class Job:
         """The run's output folder."""
         return self.settings.output_folder
 
-    def summary(self) -> Mapping[str, Any] | None:
-        """Return ``summary.json`` if the folder holds this run and it has finished, with or without a score.
+    def decision(self) -> Decision:
+        """Return what becomes of the run in the folder; ``overwrite`` of the settings lets it be replaced."""
+        return decide(self.settings, study=True)
 
-        A run with other settings, other scoring or other code is another run.
+    def record(self) -> RunRecord | None:
+        """Return the record if the folder holds this run and it has finished, with or without a score.
+
+        A run with other settings or other scoring is another run. Of one of other code, the table says so.
         """
-        try:
-            summary = RunFolder.open(self.folder).summary
-        except GoldfinchError:
+        if not self.decision().finished:
             return None
-        if not self._long_enough(summary) or self.stale():
-            return None
-        return summary
-
-    def _long_enough(self, summary: Mapping[str, Any]) -> bool:
-        """Return whether a finished run has as many rounds as this job asks for, or stopped early as it would."""
-        done, asked = summary.get("rounds", 0), self.settings.train.rounds
-        early = summary.get("stopped_early")
-        if early:
-            return bool(early["patience"] == self.settings.train.patience and early["rounds_planned"] == asked)
-        if self.settings.scheduled:
-            return bool(done == asked)
-        return bool(done >= asked)
-
-    def stale(self) -> str | None:
-        """Return why the run in the folder can be neither used nor resumed; ``None`` if it can, or there is no run."""
-        run = RunFolder(self.folder)
-        try:
-            if run.code not in ("unknown", self.settings.code):
-                return f"it is of other code ({run.code}; now {self.settings.code})"
-            if not run.summary:
-                return None
-            if run.summary.get("identity") != self.settings.identity:
-                return "it is of other settings"
-            if run.summary.get("scoring", self.settings.scoring) != self.settings.scoring:
-                return "it is scored otherwise (rounds.test_samples, evaluate_every, last_rounds or test)"
-        except GoldfinchError as error:
-            return f"its record cannot be read ({error})"
-        return None
+        return RunRecord.open(self.folder)
 
     def finished(self) -> bool:
         """Return whether the run has finished with a score."""
-        summary = self.summary()
-        return summary is not None and summary["average"] is not None
+        record = self.record()
+        return record is not None and "final" in record.rules
 
 
-def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, str]]:
+def plan(arguments: Sequence[str], output: Path, *, overwrite: bool = False) -> tuple[list[Job], dict[str, str]]:
     """Return the run of every combination of values, and the reasons against combinations that cannot be run.
 
     All settings are checked before the first run starts.
@@ -116,33 +87,36 @@ def plan(arguments: Sequence[str], output: Path) -> tuple[list[Job], dict[str, s
     Args:
         arguments: overrides with one or more values, such as ``method=fpl,fedavg``; ``*`` is every option of a group.
         output: the folder of the runs.
+        overwrite: whether the runs may replace others.
 
     Raises:
         ConfigError: a key or choice does not exist, or no combination can be run.
     """
-    axes, fixed = [], []
+    axes: list[list[Override]] = []
+    fixed: list[Override] = []
     for item in parse_overrides(list(map(all_options, arguments))):
-        if item.is_sweep_override():
-            axes.append(item)
+        if not item.several:
+            fixed.append(item)
+        elif item.values:
+            axes.append(parse_overrides([f"{item.key}={value}" for value in item.values]))
         else:
-            fixed.append(unescaped(item.input_line))
+            raise ConfigError(f"{item.text}: a sweep takes values one by one: {item.key}=A,B")
     jobs: list[Job] = []
     skipped: dict[str, str] = {}
-    for values in itertools.product(*[axis.sweep_string_iterator() for axis in axes]):
-        chosen: list[str] = []
+    for chosen in itertools.product(*axes):
         folder = output
-        for axis, value in zip(axes, values, strict=True):
-            chosen.append(unescaped(f"{axis.key_or_group}={value}"))
-            folder = folder / re.sub(r"[^\w.+-]+", "-", chosen[-1])
-        overrides = (*fixed, *chosen, quoted_override("output", folder.absolute()))
-        label = " ".join(chosen) or "run"
+        for item in chosen:
+            folder = folder / re.sub(r"[^\w.+-]+", "-", item.text)
+        words = [*fixed, *chosen, *parse_overrides([quoted_override("output", folder.absolute())])]
+        overrides = tuple(item.text for item in words)
+        label = " ".join(item.text for item in chosen) or "run"
         try:
-            composed = compose_config(overrides)
+            composed = compose_config(words)
         except UnknownKeyError as error:  # a method of the sweep may lack a setting that another one has
             skipped[label] = str(error)
             continue
         try:
-            jobs.append(Job(overrides, settings_of(composed), label))
+            jobs.append(Job(overrides, replace(settings_of(composed), overwrite=overwrite), label))
         except ConfigError as error:
             skipped[label] = str(error)
     if not jobs:
@@ -214,7 +188,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     if not overwrite:
         raise ConfigError(
             f"{output} holds another sweep ({' '.join(before)}), and its table would be replaced: choose another "
-            "--output, or --overwrite to put this one in its place (runs of the same settings are kept)"
+            "--output, or add overwrite=true to put this one in its place (finished runs of the same settings are kept)"
         )
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
     place = output.resolve()
@@ -234,15 +208,16 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
         arguments: overrides, see :func:`plan`.
         output: the folder of the runs and the table.
         jobs: runs at the same time.
-        overwrite: whether to replace another sweep in ``output``.
+        overwrite: whether to replace another sweep in ``output``, and runs of other settings or other code.
 
     Raises:
-        ConfigError: a value is not valid, or some runs failed; the message names them and the last line of each log.
+        ConfigError: a value is not valid, or some runs are missing, because they failed or their folders hold other
+            runs, which are kept; the message names them.
     """
     console = Console()
     say = partial(console.print, highlight=False, markup=False)
-    planned, skipped = plan(arguments, output)
-    check_data(planned)  # before --overwrite deletes runs
+    planned, skipped = plan(arguments, output, overwrite=overwrite)
+    check_data(planned)  # before runs are deleted
     check_folder(output, arguments, overwrite=overwrite)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")
@@ -252,9 +227,14 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     failures = execute(planned, jobs, console)
     for line in privacy_lines(planned):
         say(line)
-    ended = [job for job in planned if job.summary() is not None]
+    ended = [job for job in planned if job.record() is not None]
     if ended:
         _write_tables(ended, output, arguments, console)
+    words = ["goldfinch", "sweep", *arguments, *folder_options()]
+    if jobs > 1:
+        words += ["--jobs", str(jobs)]
+    for line in ways_on(planned, shell_line(words), output):
+        say(line, soft_wrap=True)
     raise_failures(failures)
 
 
@@ -265,7 +245,7 @@ def execute(
     rule: str = "final",
     finished: Callable[[], None] = lambda: None,
 ) -> dict[Path, str]:
-    """Do every run that is not finished, and print its score.
+    """Do every run that is not finished, and print its score. A run that is kept is said, with the reason.
 
     Args:
         planned: the runs; those with the same folder are one run.
@@ -275,18 +255,36 @@ def execute(
         finished: called after each run.
 
     Returns:
-        The errors of the runs that failed, by folder.
+        Why runs are missing, by folder: their errors, or the runs that their folders hold.
     """
     say = partial(console.print, highlight=False, markup=False)
     different: dict[Path, Job] = {}
     for job in planned:
         different[job.folder] = job
-    waiting = [job for job in different.values() if not job.finished()]
-    say(f"{len(different)} runs, {len(different) - len(waiting)} finished already")
-    for job in waiting:
-        reason = job.stale()
-        if reason:
-            say(f"{job.label}: the run in its folder is not used, since {reason}; it is run again")
+    missing: dict[Path, str] = {}
+    waiting: list[Job] = []
+    kept: list[str] = []
+    for job in different.values():
+        decision = job.decision()
+        if decision.step is Step.KEEP:
+            kept.append(f"{job.label}: the run in its folder is kept: {decision.reason}")
+            if not decision.finished:
+                missing[job.folder] = f"{job.label}: not run, since its folder holds another run: {decision.reason}"
+        elif decision.step is not Step.NOTHING:
+            waiting.append(job)
+    count = f"{len(different)} runs, {len(different) - len(waiting) - len(kept)} finished already"
+    if kept:
+        count += f", {len(kept)} kept"
+    for line in (count, *kept):
+        say(line, soft_wrap=True)
+    return missing | _execute(waiting, jobs, console, rule, finished)
+
+
+def _execute(
+    waiting: Sequence[Job], jobs: int, console: Console, rule: str, finished: Callable[[], None]
+) -> dict[Path, str]:
+    """Do the runs, and return the errors of those that failed, by folder."""
+    say = partial(console.print, highlight=False, markup=False)
     started = time.perf_counter()
     failures: dict[Path, str] = {}
     pool = ThreadPoolExecutor(max(1, jobs))
@@ -308,6 +306,20 @@ def execute(
     return failures
 
 
+def ways_on(planned: Sequence[Job], command: str, output: Path) -> list[str]:
+    """Return the two commands of which one is wanted where runs were kept; empty if none was.
+
+    Args:
+        planned: the runs.
+        command: the command without ``--output``, for a shell.
+        output: its output folder.
+    """
+    if not any(job.decision().step is Step.KEEP for job in planned):
+        return []
+    both = f"{command} {shell_line(['--output', free_folder(output)])}"
+    return two_commands(both, f"{command} {shell_line(['--output', output, 'overwrite=true'])}")
+
+
 def _now() -> str:
     return time.strftime("%H:%M:%S")
 
@@ -324,13 +336,13 @@ def privacy_lines(jobs: Sequence[Job]) -> list[str]:
 
 
 def raise_failures(failures: Mapping[Path, str]) -> None:
-    """Raise the failures that :func:`execute` returned.
+    """Raise why runs are missing, as :func:`execute` returns it.
 
     Raises:
-        ConfigError: there are failures; the message has all of them.
+        ConfigError: some are; the message has all reasons.
     """
     if failures:
-        raise ConfigError("some runs failed:\n  " + "\n  ".join(failures.values()))
+        raise ConfigError("some runs are missing:\n  " + "\n  ".join(failures.values()))
 
 
 class Progress:
@@ -351,6 +363,8 @@ class Progress:
 def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str], None]) -> tuple[Job, str]:
     """Do one run in a process of its own; a run that was interrupted is resumed.
 
+    The folder is looked at again, since another process may have done the run meanwhile.
+
     Args:
         job: the run.
         processes: the group of the run's process.
@@ -359,27 +373,26 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
     Returns:
         The run, and its error message; empty if it finished.
     """
+    decision = job.decision()
+    if decision.step in (Step.NOTHING, Step.KEEP):
+        return job, decision.reason
+    choices: list[str] = []
+    if decision.step is Step.GO_ON:
+        choices.append("resume=true")
+    elif decision.replaces:
+        choices.append("overwrite=true")
     job.folder.mkdir(parents=True, exist_ok=True)
-    begun = any((job.folder / "checkpoint").glob("*"))
-    way = "overwrite=true"
-    if begun and not job.stale():
-        way = "resume=true"
     log = job.folder / "run.log"
-    for choice in dict.fromkeys([way, "overwrite=true"]):  # an interrupted run of other settings is replaced
-        if job.summary() is not None and choice != way:
-            break  # it finished without a score, and would do so again
-        with log.open("w") as stream:
-            process = processes.start(["run", *job.overrides, choice], job.settings.train.threads, stream)
-        code = None
-        while code is None:
-            show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(POLL_SECONDS)
-        show(job.label, "")
-        if code == 0:
-            return job, ""
-        if code in INTERRUPTED:
-            break
+    with log.open("w") as stream:
+        process = processes.start(["run", *job.overrides, *choices], job.settings.train.threads, stream)
+    code = None
+    while code is None:
+        show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(POLL_SECONDS)
+    show(job.label, "")
+    if code == 0:
+        return job, ""
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")] or lines
     if not errors:
@@ -389,14 +402,15 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
 
 def _score(job: Job, rule: str) -> str:
     """Return a run's score and the rule's name; by the last round if the rule gives no score."""
-    summary = RunFolder.open(job.folder).summary
+    record = RunRecord.open(job.folder)
     known = "final"
-    if rule in summary["scores"]:
+    if rule in record.rules:
         known = rule
-    score = summary["scores"].get(known, summary)
+    score = record.rules[known]
     text = f"average {score['average']:.2f}, worst {score['worst']:.2f} ({RULES[known].name}"
-    if summary["rounds_skipped"]:
-        text += f", {summary['rounds_skipped']} of {summary['rounds']} rounds skipped"
+    skipped = len(record.facts.skipped)
+    if skipped:
+        text += f", {skipped} of {record.facts.rounds} rounds skipped"
     text += ")"
     if score.get("missing"):
         text += f" {PARTIAL} PARTIAL, without {named_missing(score['missing'])}"
@@ -411,7 +425,7 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    boards = group_runs([RunFolder(job.folder) for job in jobs])
+    boards = group_runs([RunRecord(job.folder) for job in jobs])
     for board in boards:
         score_sheet(board, "final").show()
     text.append(table_text(boards, "final", "md"))

@@ -1,7 +1,7 @@
 """``goldfinch report DIR --watch``: show a run that another process trains, from its record."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from common.errors import ConfigError
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.trackers.live import LiveView, can_draw
 from server.run.events import Listener, Subject, lines_about
-from server.run.schema import EVENTS, check_events, check_lines
+from server.run.schema import EVENTS
 from server.run.tail import Tail
 
 ENDINGS = ("finish", "failed", "stopped", "interrupted")
@@ -32,14 +32,12 @@ def watch(folder: Path, console: Console | None = None) -> None:
         ConfigError: the folder holds no run, or an event is not as a run writes it.
         KeyboardInterrupt: Ctrl-C; its message says that the run goes on.
     """
-    subject = subject_in(RunFolder(folder))
+    subject = subject_in(RunRecord(folder))
     path = folder / EVENTS
     if not path.exists():
         raise ConfigError(f"{folder} has no {EVENTS} yet: the run has not started, or its server writes elsewhere")
     tail = Tail(path)
     entries = tail.read()
-    check_lines(path, entries)
-    check_events(path, entries)
     clock = EventClock(entries[0]["time"] if entries else time.time())
     console = console or Console()
     with ExitStack() as stack:
@@ -52,8 +50,6 @@ def watch(folder: Path, console: Console | None = None) -> None:
             while not _shown(entries, show, clock):
                 time.sleep(POLL_SECONDS)
                 entries = tail.read()
-                check_lines(path, entries)
-                check_events(path, entries)
         except KeyboardInterrupt as error:  # caught here, since the view would call the run interrupted
             interrupted = type(error)
     if interrupted:
@@ -77,7 +73,7 @@ class EventClock:
         return self.shown
 
 
-def _shown(entries: list[dict[str, Any]], show: Listener, clock: EventClock) -> bool:
+def _shown(entries: Sequence[Mapping[str, Any]], show: Listener, clock: EventClock) -> bool:
     """Show the events in their own time; return whether the last of them ends the run."""
     last = ""
     for entry in entries:
@@ -90,7 +86,7 @@ def _shown(entries: list[dict[str, Any]], show: Listener, clock: EventClock) -> 
     return ended
 
 
-def subject_in(run: RunFolder) -> Subject:
+def subject_in(run: RunRecord) -> Subject:
     """Return what is shown of a recorded run; no class that its configuration names is imported."""
     config = run.config
     choices: Mapping[str, Any] = config["choices"]

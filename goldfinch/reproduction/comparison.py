@@ -16,17 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from scipy.stats import spearmanr
 
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
-from goldfinch.results.run import RunFolder
-from goldfinch.results.seeds import Value, curve
-from server.run.schema import SCORES
-
-MEGABYTE = 1e6
+from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
+from goldfinch.results.seeds import Value
 
 EXACT = 1e-9
 """Percentage points below which two numbers differ by floating point alone."""
@@ -45,30 +42,27 @@ class Column:
         """Whether ours and the published number are of the same data set."""
         return self.published == self.scored
 
+    @property
+    def key(self) -> str:
+        """The column of our rows."""
+        return f"domain:{self.scored}"
+
 
 @dataclass(frozen=True)
 class Line:
-    """A row with our runs.
+    """A row as it was printed, and the row of our runs.
 
     Args:
-        row: what was published.
-        folders: the runs' folders, by seed.
-        summaries: the runs' ``summary.json``, by seed; runs that did not finish are missing.
-        failures: what went wrong, by seed.
+        printed: what was published.
+        ours: our finished runs; :attr:`~goldfinch.results.rows.ScoreRow.absent` has the seeds without one.
+        folders: the folders of all runs, by seed.
         measured: the table's further measure, one value per seed.
     """
 
-    row: PublishedRow
-    folders: Mapping[int, Path]
-    summaries: Mapping[int, Mapping[str, Any]]
-    failures: Mapping[int, str] = field(default_factory=dict)
+    printed: PublishedRow
+    ours: ScoreRow[RunRecord]
+    folders: Mapping[int, Path] = field(default_factory=dict)
     measured: tuple[float, ...] = ()
-
-    @property
-    def personal(self) -> bool:
-        """Whether its scores are of clients' own models."""
-        scored = [summary["scored"] for summary in self.summaries.values()]
-        return "own model" in scored
 
 
 @dataclass(frozen=True)
@@ -99,68 +93,24 @@ class Comparison:
                 found.append(column)
         return tuple(found)
 
-    # ---- ours ------------------------------------------------------------------------------------------------------
-
-    def _scores(self, line: Line) -> list[Mapping[str, Any]]:
-        return [line.summaries[seed]["scores"][self.table.rule] for seed in sorted(line.summaries)]
-
-    def missing(self, line: Line) -> dict[int, Mapping[str, Any]]:
-        """What each run's score lacks, by seed: domains with the last round that scored them; empty if whole."""
-        found = {}
-        for seed in sorted(line.summaries):
-            missing = line.summaries[seed]["scores"][self.table.rule].get("missing")
-            if missing:
-                found[seed] = missing
-        return found
-
-    def ours(self, line: Line, column: Column) -> Value | None:
-        """Accuracy on one domain by the paper's rule; partial where a seed lacks domains."""
-        values = []
-        for score in self._scores(line):
-            if column.scored in score["accuracy"]:
-                values.append(float(score["accuracy"][column.scored]))
-        return Value.of(values, partial=bool(self.missing(line)))
-
-    def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
-        """Unweighted mean over ``columns``."""
-        domains = {column.scored for column in columns}
-        values: list[float] = []
-        for score in self._scores(line):
-            accuracy = score["accuracy"]
-            if domains <= set(accuracy):
-                values.append(statistics.fmean([float(accuracy[column.scored]) for column in columns]))
-        return Value.of(values, partial=bool(self.missing(line)))
-
-    def over_domains(self, line: Line, what: str) -> Value | None:
-        """The lowest domain's accuracy (``worst``), or the deviation between domains in points (``spread``)."""
-        return Value.of([float(score[what]) for score in self._scores(line)], partial=bool(self.missing(line)))
-
-    def megabytes(self, line: Line) -> Value | None:
-        """Megabytes (1e6 bytes) up and down of all clients over the run."""
-        sizes: list[float] = []
-        for summary in line.summaries.values():
-            sent = summary["bytes"]
-            sizes.append((sent["up"] + sent["down"]) / MEGABYTE)
-        return Value.of(sizes)
-
-    def curve(self, line: Line) -> dict[int, Value]:
-        """Average accuracy over the table's domains by round, over seeds."""
-        runs = [RunFolder(line.folders[seed]) for seed in sorted(line.summaries)]
-        return curve(runs, [column.scored for column in self.columns])
+    @property
+    def average(self) -> tuple[str, ...]:
+        """The column of our rows that is the unweighted mean over the table's domains."""
+        return average_of(self.columns)
 
     # ---- next to the paper ------------------------------------------------------------------------------------------
 
     def published(self, line: Line, column: Column) -> float | None:
         """The printed accuracy on one domain."""
-        cells = line.row.cells or (None,) * len(self.table.domains)
+        cells = line.printed.cells or (None,) * len(self.table.domains)
         return cells[list(self.table.domains).index(column.published)]
 
     def published_average(self, line: Line, columns: Sequence[Column]) -> float | None:
         """The printed average where it is over ``columns`` and no misprint, else the mean of their printed cells."""
         all_columns = len(columns) == len(self.table.domains)
-        wrong = line.row.misprint and line.row.has_cells
-        if all_columns and line.row.average is not None and not wrong:
-            return line.row.average
+        wrong = line.printed.misprint and line.printed.has_cells
+        if all_columns and line.printed.average is not None and not wrong:
+            return line.printed.average
         known: list[float] = []
         for column in columns:
             cell = self.published(line, column)
@@ -173,7 +123,7 @@ class Comparison:
 
     def gap(self, line: Line, column: Column) -> float | None:
         """Ours minus published, percentage points; ``None`` for a stand-in."""
-        ours = self.ours(line, column)
+        ours = line.ours.value(column.key, self.table.rule)
         theirs = self.published(line, column)
         if not column.comparable or ours is None or theirs is None:
             return None
@@ -181,7 +131,7 @@ class Comparison:
 
     def average_gap(self, line: Line) -> float | None:
         """Ours minus published, of the average over comparable columns."""
-        ours = self.our_average(line, self.comparable)
+        ours = line.ours.value(average_of(self.comparable), self.table.rule)
         theirs = self.published_average(line, self.comparable)
         if ours is None or theirs is None:
             return None
@@ -194,15 +144,15 @@ class Comparison:
         """Whether rows are of clients' own models, for each kind of rows that were run: they are ranked apart."""
         found: set[bool] = set()
         for line in self.lines:
-            if line.summaries:
-                found.add(line.personal)
+            if line.ours.runs:
+                found.add(line.ours.personal)
         return tuple(sorted(found, reverse=True))
 
     @property
     def own(self) -> Line | None:
         """The paper's own row, if it was run."""
         for line in self.lines:
-            if line.row.label == self.table.own and line.summaries:
+            if line.printed.label == self.table.own and line.ours.runs:
                 return line
         return None
 
@@ -210,17 +160,16 @@ class Comparison:
     def judged(self) -> bool:
         """The kind of rows that the verdict is about: that of the paper's own row, else of most rows."""
         if self.own is not None:
-            return self.own.personal
-        personal = [line.personal for line in self.lines]
+            return self.own.ours.personal
+        personal = [line.ours.personal for line in self.lines]
         return 2 * sum(personal) > len(personal)
 
     def ranked_with(self, personal: bool) -> list[Line]:
         """The rows of one kind with a number in every column; a row is never ranked if its score lacks domains."""
         found: list[Line] = []
         for line in self.lines:
-            if line.personal != personal or self.missing(line):
-                continue
-            if self.our_average(line, self.columns) is not None:
+            average = line.ours.value(self.average, self.table.rule)
+            if line.ours.personal == personal and average is not None and not average.partial:
                 found.append(line)
         return found
 
@@ -229,10 +178,10 @@ class Comparison:
         """The smallest step of each domain over all rows, in percentage points; empty without a record of counts."""
         steps: dict[str, float] = {}
         for line in self.lines:
-            for seed in line.summaries:
-                rounds = line.summaries[seed]["scores"][self.table.rule].get("rounds", 1)
-                for domain, images in _scored_images(line.folders[seed]).items():
-                    step = 100.0 / (images * rounds * len(line.summaries))
+            for run in line.ours.runs:
+                rounds = run.rules[self.table.rule].get("rounds", 1)
+                for domain, images in _scored_images(run).items():
+                    step = 100.0 / (images * rounds * len(line.ours.runs))
                     steps[domain] = min(step, steps.get(domain, step))
         return steps
 
@@ -257,7 +206,7 @@ class Comparison:
         """
         columns = self.columns
         for line in self.lines:
-            if line.row.has_cells:
+            if line.printed.has_cells:
                 columns = self.comparable
         kind = personal
         if kind is None:
@@ -267,30 +216,16 @@ class Comparison:
             compared = [column]
         pairs: list[tuple[float, float]] = []
         for line in self.lines:
-            if line.personal != kind or self.missing(line):
+            if line.ours.personal != kind or line.ours.partial(self.average, self.table.rule):
                 continue
             if column is not None:
-                ours, theirs = self.ours(line, column), self.published(line, column)
+                ours, theirs = line.ours.value(column.key, self.table.rule), self.published(line, column)
             else:
-                ours, theirs = self.our_average(line, columns), self.published_average(line, columns)
+                ours = line.ours.value(average_of(columns), self.table.rule)
+                theirs = self.published_average(line, columns)
             if ours is not None and theirs is not None:
                 pairs.append((ours.mean, theirs))
         return agreement(pairs, self.tolerance(compared))
-
-    def best_of(self, personal: bool) -> list[Line]:
-        """The best rows of one kind by the average over all columns: one, or those that tie for it."""
-        rivals = self.ranked_with(personal)
-        means: list[float] = []
-        for line in rivals:
-            average = self.our_average(line, self.columns)
-            if average is not None:
-                means.append(average.mean)
-        places = levels(means, self.tolerance(self.columns))
-        found: list[Line] = []
-        for line, place in zip(rivals, places, strict=True):
-            if place == max(places):
-                found.append(line)
-        return found
 
     @property
     def ranked_kinds(self) -> tuple[bool, ...]:
@@ -303,25 +238,27 @@ class Comparison:
                 found.append(kind)
         return tuple(found)
 
-    def best(self) -> list[Line]:
-        """The best rows of each kind."""
+    def best(self, column: ScoreColumn) -> list[Line]:
+        """The best row of each kind in a column of our rows, by :func:`goldfinch.results.rows.best_row`."""
         found: list[Line] = []
         for kind in self.ranked_kinds:
-            found += self.best_of(kind)
+            of_kind = [line.ours for line in self.lines if line.ours.runs and line.ours.personal == kind]
+            best = best_row(of_kind, column, self.table.rule)
+            found += [line for line in self.lines if line.ours is best]
         return found
 
     def claim(self) -> Claim | None:
         """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
-        if self.own is None or self.own not in self.ranked_with(self.own.personal):
+        if self.own is None or self.own not in self.ranked_with(self.own.ours.personal):
             return None
-        mine = self.our_average(self.own, self.columns)
+        mine = self.own.ours.value(self.average, self.table.rule)
         if mine is None:
             return None
         tolerance = self.tolerance(self.columns)
         rivals: list[tuple[Line, Value]] = []
         ahead = 0
-        for line in self.ranked_with(self.own.personal):
-            average = self.our_average(line, self.columns)
+        for line in self.ranked_with(self.own.ours.personal):
+            average = line.ours.value(self.average, self.table.rule)
             if line is self.own or average is None:
                 continue
             rivals.append((line, average))
@@ -334,8 +271,8 @@ class Comparison:
         if mine.deviation is not None and other.deviation is not None:
             deviation = max(mine.deviation, other.deviation)
         return Claim(
-            self.own.row.label,
-            best_rival.row.label,
+            self.own.printed.label,
+            best_rival.printed.label,
             len(rivals) + 1,
             ahead + 1,
             mine.mean - other.mean,
@@ -351,17 +288,20 @@ class Comparison:
         """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
         found: dict[str, str] = {}
         for line in self.lines:
-            for summary in line.summaries.values():
-                found |= summary["splits"]
+            for run in line.ours.runs:
+                found |= run.facts.splits
         return dict(sorted(found.items()))
 
 
-def _scored_images(folder: Path) -> dict[str, int]:
-    """Return each domain's test images times the number of clients' models scored on them, from ``scores.jsonl``."""
-    if not (folder / SCORES).exists():
-        return {}
+def average_of(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return the column of our rows that is the unweighted mean over some domains of a table."""
+    return tuple(column.scored for column in columns)
+
+
+def _scored_images(run: RunRecord) -> dict[str, int]:
+    """Return each domain's test images times the number of clients' models scored on them; empty if not recorded."""
     found: dict[str, dict[str, int]] = {}
-    for row in RunFolder(folder).scores:
+    for row in run.test_lines:
         found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
     images: dict[str, int] = {}
     for domain, counts in found.items():

@@ -9,11 +9,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from common.metrics import PARTIAL, RULES, named_missing
+from common.metrics import PARTIAL, RULES
 from common.versions import combined_hash
 from goldfinch.reproduction.comparison import Column, Comparison, Line
 from goldfinch.reproduction.verdict import Order
-from goldfinch.results.sheets import Sheet
+from goldfinch.results.frames import BEST
+from goldfinch.results.rows import ScoreColumn, notes_on
+from goldfinch.results.seeds import Value
+from goldfinch.results.sheets import Sheet, number_text
 from goldfinch.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -51,12 +54,12 @@ def pages(
     scored = set()
     misprints = []
     for line in comparison.lines:
-        for summary in line.summaries.values():
-            scored.add(summary["scored"])
-        if line.row.misprint:
-            misprints.append(f"{line.row.label}: printed average {line.row.average}, {line.row.misprint}")
-    personal = {line.personal for line in comparison.lines}
-    order = _order(comparison)
+        for run in line.ours.runs:
+            scored.add(run.facts.scored)
+        if line.printed.misprint:
+            misprints.append(f"{line.printed.label}: printed average {line.printed.average}, {line.printed.misprint}")
+    personal = {line.ours.personal for line in comparison.lines}
+    order, ours = _order(comparison), _ours(comparison)
     content: dict[str, Any] = {
         "table": table,
         "scale": comparison.scale,
@@ -67,8 +70,8 @@ def pages(
         "rule": RULES[table.rule].name,
         "scored": sorted(scored),
         "mixed": len(personal) > 1,
-        "ours": _ours(comparison),
-        "is_published": any(line.row.expected_average is not None for line in comparison.lines),
+        "ours": ours,
+        "is_published": any(line.printed.expected_average is not None for line in comparison.lines),
         "published": _published(comparison),
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
@@ -76,9 +79,11 @@ def pages(
         "order": order,
         "averages_over": len(order.rows),
         "partial": _partial(comparison),
+        "notes": notes_on([line.ours for line in comparison.lines]),
+        "best": BEST if ours.strong else "",
         "verdict": comparison.verdict(),
         "facts": Sheet("", ("", ""), _facts(comparison)),
-        "unfinished": Sheet("", ("row", "seed", "what went wrong"), _unfinished(comparison)),
+        "unfinished": Sheet("", ("row", "run", "what went wrong"), _unfinished(comparison)),
     }
     plain = templates(HERE, escape=False)
     plain.globals["written"] = _markdown_table
@@ -101,57 +106,43 @@ def _html_table(sheet: Sheet) -> Markup:
     return Markup('<div class="scroll">{}</div>').format(Markup(sheet.html()))  # noqa: S704  # escaped by the sheet
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
-    """Return the number in the given format, or ``-`` for ``None``."""
-    if value is None:
-        return "-"
-    return format(value, form)
-
-
 def _ours(comparison: Comparison) -> Sheet:
-    """Return our table; the best rows are bold."""
+    """Return our table; in each column the best row of each kind is bold."""
     table = comparison.table
-    columns = comparison.columns
-    best = comparison.best()
+    columns: list[ScoreColumn] = [column.key for column in comparison.columns]
+    columns += [comparison.average, "worst", "spread"]
     header = ["row"]
-    for column in columns:
+    for column in comparison.columns:
         header.append(column.title)
     header += ["average", "worst", "spread"]
     if table.measure:
         header.append(table.measure.replace("_", " "))
     header += ["MB", "seeds"]
     rows = []
+    for line in comparison.lines:
+        rows.append(_our_row(comparison, line, columns))
     strong: set[tuple[int, int]] = set()
-    for index, line in enumerate(comparison.lines):
-        rows.append(_our_row(comparison, line))
-        if line in best:
-            strong.update((index, place) for place in range(len(header)))
+    for place, key in enumerate(columns, 1):
+        for best in comparison.best(key):
+            strong.add((comparison.lines.index(best), place))
     return Sheet("", header, rows, strong)
 
 
-def _our_row(comparison: Comparison, line: Line) -> tuple[str, ...]:
+def _our_row(comparison: Comparison, line: Line, columns: Sequence[ScoreColumn]) -> tuple[str, ...]:
     """Return the cells of one row of our table; ``-`` where there is no number."""
-    label = line.row.label
-    if line.personal:
+    label = line.printed.label
+    if line.ours.personal:
         label += " (own models)"
-    scores = []
-    for column in comparison.columns:
-        scores.append(comparison.ours(line, column))
-    scores.append(comparison.our_average(line, comparison.columns))
-    scores.append(comparison.over_domains(line, "worst"))
-    scores.append(comparison.over_domains(line, "spread"))
     cells = [label]
-    for score in scores:
-        cells.append("-" if score is None else str(score))
+    for column in columns:
+        cells.append(str(line.ours.value(column, comparison.table.rule) or "-"))
     if comparison.table.measure:
         measured = None
         if line.measured:
             measured = statistics.fmean(line.measured)
-        cells.append(_number(measured))
-    megabytes = comparison.megabytes(line)
-    cells.append("-" if megabytes is None else _number(megabytes.mean, ".1f"))
-    seeds = ",".join(map(str, sorted(line.summaries)))
-    cells.append(seeds or "-")
+        cells.append(number_text(measured))
+    cells.append(number_text(line.ours.megabytes, 1))
+    cells.append(",".join(map(str, line.ours.seeds)) or "-")
     return tuple(cells)
 
 
@@ -165,18 +156,18 @@ def _published(comparison: Comparison) -> Sheet:
         header.append("measured")
     rows = []
     for line in comparison.lines:
-        cells = [line.row.label]
+        cells = [line.printed.label]
         for place, column in enumerate(columns):
             deviation = None
-            if line.row.deviations:
-                deviation = line.row.deviations[place]
+            if line.printed.deviations:
+                deviation = line.printed.deviations[place]
             cells.append(_with_gap(comparison.published(line, column), deviation, comparison.gap(line, column)))
         gap = None
         if all_comparable:
             gap = comparison.average_gap(line)
         cells.append(_with_gap(comparison.published_average(line, columns), None, gap))
         if table.measure:
-            cells.append(_number(line.row.measured))
+            cells.append(number_text(line.printed.measured))
         rows.append(tuple(cells))
     return Sheet("", header, rows)
 
@@ -185,9 +176,7 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
     """Return the printed number with its deviation and the gap to ours, as ``71.20 ± 0.50 (-1.30)``."""
     if printed is None:
         return "-"
-    text = f"{printed:.2f}"
-    if deviation is not None:
-        text += f" ± {deviation:.2f}"
+    text = str(Value(printed, deviation))
     if gap is not None:
         text += f" ({gap:+.2f})"
     return text
@@ -196,7 +185,7 @@ def _with_gap(printed: float | None, deviation: float | None, gap: float | None)
 def _order(comparison: Comparison) -> Sheet:
     """Return the table that compares our order of methods with the paper's."""
     columns: tuple[Column, ...] = ()
-    if any(line.row.cells for line in comparison.lines):
+    if any(line.printed.cells for line in comparison.lines):
         columns = comparison.comparable
     rows: Rows = []
     for kind in comparison.ranked_kinds or (False,):
@@ -214,15 +203,14 @@ def _order_row(title: str, order: Order) -> tuple[str, ...]:
     pairs = f"{order.kept} of {order.pairs}"
     if order.tied:
         pairs += f", {order.tied} tied"
-    return title, str(order.rows), _number(order.correlation), pairs
+    return title, str(order.rows), number_text(order.correlation), pairs
 
 
 def _partial(comparison: Comparison) -> str:
     """Return what each row's scores lack, by seed; empty where all are complete."""
-    found = []
+    found: list[str] = []
     for line in comparison.lines:
-        for seed, missing in comparison.missing(line).items():
-            found.append(f"{line.row.label}, seed {seed}: without {named_missing(missing)}")
+        found += [f"{line.printed.label}, {text}" for text in line.ours.missing(comparison.table.rule)]
     return "; ".join(found)
 
 
@@ -230,8 +218,9 @@ def _facts(comparison: Comparison) -> Rows:
     """Return how the table was made: setting, seeds, data split, code and time."""
     seconds = []
     for line in comparison.lines:
-        for summary in line.summaries.values():
-            seconds.append(float(summary["wall_seconds"]))
+        for run in line.ours.runs:
+            if run.facts.end is not None:
+                seconds.append(run.facts.end.seconds)
     splits = comparison.splits()
     split_hash = "-"
     if splits:
@@ -249,9 +238,8 @@ def _codes(comparison: Comparison) -> str:
     """Return the hash of the code that ran; where runs differ, each hash with the runs that it made."""
     runs_by_code: dict[str, list[str]] = {}
     for line in comparison.lines:
-        for seed, summary in sorted(line.summaries.items()):
-            code = str(summary.get("code", "not recorded"))
-            runs_by_code.setdefault(code, []).append(f"{line.row.label} seed {seed}")
+        for run in line.ours.runs:
+            runs_by_code.setdefault(run.code, []).append(f"{line.printed.label} seed {run.seed}")
     if not runs_by_code:
         return "-"
     if len(runs_by_code) == 1:
@@ -263,10 +251,9 @@ def _codes(comparison: Comparison) -> str:
 
 
 def _unfinished(comparison: Comparison) -> Rows:
-    """Return a row for each run that has no final state: label, seed, and what went wrong."""
+    """Return a row for each run that has no final state: label, run, and what went wrong."""
     rows: Rows = []
     for line in comparison.lines:
-        for seed in sorted(line.folders):
-            if seed not in line.summaries:
-                rows.append((line.row.label, str(seed), line.failures.get(seed, "not run yet")))
+        for run, reason in line.ours.absent.items():
+            rows.append((line.printed.label, run, reason))
     return rows

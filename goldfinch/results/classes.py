@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.metrics import RULES, ClassTotals
+from common.metrics import RULES, ClassTotals, Measure
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
-from goldfinch.results.groups import Board, Group
-from goldfinch.results.run import RunFolder
+from goldfinch.results.groups import Board
+from goldfinch.results.rows import KnownRun, ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import LOWEST, Sheet, pandas_library
 
@@ -22,31 +24,7 @@ ROUND_RULES = ("final", "best_round", "validated")
 """The rules that choose one round, which has confusion counts; ``last_n`` is a mean of several."""
 
 
-@dataclass
-class ClassRow:
-    """A class of a table.
-
-    Args:
-        name: the class.
-        cells: its recall in each column, in per cent over seeds; ``None`` if it has no test images there.
-        lowest: whether each cell is the lowest of its column.
-        images: its test images over all domains of the first run.
-    """
-
-    name: str
-    cells: list[Value | None]
-    lowest: list[bool] = field(default_factory=list)
-    images: int = 0
-
-    def texts(self) -> list[str]:
-        """Return the cells as texts; the lowest value of a column is marked."""
-        found: list[str] = []
-        for value, lowest in zip(self.cells, self.lowest, strict=True):
-            text = str(value or "-")
-            if lowest:
-                text += f" {LOWEST}"
-            found.append(text)
-        return found
+RECALL = Measure("recall")
 
 
 @dataclass
@@ -55,17 +33,40 @@ class ClassTable:
 
     Args:
         title: the board and the row.
-        group: the row.
+        row: the row.
         heads: the heads of the columns: each domain, ``average`` and ``worst`` over domains.
-        rows: the classes in the data set's order.
+        columns: the same, as columns of rows.
+        classes: a row for each class in the data set's order; its score is the recall of the class in per cent, by
+            ``rule``. There is none in a column without test images of the class.
+        rule: how runs are scored.
+        images: the test images of each class over all domains of the first run.
         notes: what a partial score lacks.
     """
 
     title: str
-    group: Group
+    row: ScoreRow[RunRecord]
     heads: list[str]
-    rows: list[ClassRow]
+    columns: list[str]
+    classes: list[ScoreRow[KnownRun]]
+    rule: str
+    images: list[int]
     notes: list[str]
+
+    @cached_property
+    def lowest(self) -> list[list[bool]]:
+        """Whether each cell of each class is the lowest whole one of its column; none is if all are equal."""
+        by_column = [_lowest([each.value(column, self.rule) for each in self.classes]) for column in self.columns]
+        return [list(marks) for marks in zip(*by_column, strict=True)]
+
+    def texts(self, number: int) -> list[str]:
+        """Return the cells of a class as texts; the lowest value of a column is marked."""
+        found: list[str] = []
+        for column, lowest in zip(self.columns, self.lowest[number], strict=True):
+            text = str(self.classes[number].value(column, self.rule) or "-")
+            if lowest:
+                text += f" {LOWEST}"
+            found.append(text)
+        return found
 
     @property
     def explanation(self) -> str:
@@ -84,10 +85,10 @@ def class_tables(board: Board, rule: str) -> list[ClassTable]:
         rule: one of :data:`ROUND_RULES`.
     """
     found: list[ClassTable] = []
-    for group in board.groups:
-        runs = [run for run in group.runs if rule in run.rules]
+    for row in board.rows:
+        runs = [run for run in row.runs if rule in run.rules]
         if runs and all(_has_counts(run, rule) for run in runs):
-            found.append(_class_table(board, group, runs, rule))
+            found.append(_class_table(board, row, runs, rule))
     return found
 
 
@@ -104,116 +105,84 @@ def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable
     found: list[ClassTable] = []
     for board in boards:
         tables = class_tables(board, rule)
-        shown = [table.group for table in tables]
-        for group in board.groups:
-            if group not in shown:
+        shown = [table.row for table in tables]
+        for row in board.rows:
+            if row not in shown:
                 raise ConfigError(
-                    f"{group.runs[0].folder} has no confusion counts of {RULES[rule].name}: leave the run out, or "
+                    f"{row.runs[0].folder} has no confusion counts of {RULES[rule].name}: leave the run out, or "
                     "choose another --rule"
                 )
         found += tables
     return found
 
 
-def _has_counts(run: RunFolder, rule: str) -> bool:
+def _has_counts(run: RunRecord, rule: str) -> bool:
     score = run.rules[rule]
     if "round" not in score:  # a summary from elsewhere
         return False
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, group: Group, runs: Sequence[RunFolder], rule: str) -> ClassTable:
-    domains = domain_columns([group], rule)
-    names = runs[0].class_names
-    rows: list[ClassRow] = []
-    for label, name in enumerate(names):
-        cells = [_recall(runs, rule, domain, label) for domain in domains]
-        cells += [_over_domains(runs, rule, label, column) for column in ("average", "worst")]
-        images = 0
-        for domain in domains:
-            totals = _totals(runs[0], rule, domain)
-            if totals is not None:
-                images += totals.true[label]
-        rows.append(ClassRow(name, cells, images=images))
-    _mark_lowest(rows)
-    heads = [*domain_heads([group], domains), "average", "worst"]
-    title = f"{board.title}: {group.label}: recall by class in %, {RULES[rule].name}"
-    return ClassTable(title, group, heads, rows, partial_notes([group], rule))
+def _class_table(board: Board, row: ScoreRow[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
+    domains = domain_columns([row], rule)
+    classes: list[ScoreRow[KnownRun]] = []
+    images: list[int] = []
+    for label, name in enumerate(runs[0].class_names):
+        classes.append(ScoreRow(name, [_recalls(run, rule, label) for run in runs]))
+        counts = [_totals(runs[0], rule, domain) for domain in domains]
+        images.append(sum(totals.true[label] for totals in counts if totals is not None))
+    heads = [*domain_heads([row], domains), "average", "worst"]
+    columns = [*[f"domain:{name}" for name in domains], "average", "worst"]
+    title = f"{board.title}: {row.label}: recall by class in %, {RULES[rule].name}"
+    return ClassTable(title, row, heads, columns, classes, rule, images, partial_notes([row], rule))
 
 
-def _totals(run: RunFolder, rule: str, domain: str) -> ClassTotals | None:
+def _totals(run: RunRecord, rule: str, domain: str) -> ClassTotals | None:
     return run.class_totals.get((int(run.rules[rule]["round"]), domain))
 
 
-def _share(totals: ClassTotals | None, label: int) -> float | None:
-    """Return the recall of a class in per cent; ``None`` without images of it."""
-    if totals is None or not totals.true[label]:
-        return None
-    return 100.0 * totals.correct[label] / totals.true[label]
+def _recalls(run: RunRecord, rule: str, label: int) -> KnownRun:
+    """Return a run as if the recall of one class were its score: in the domains that have images of the class."""
+    score = run.rules[rule]
+    recalls: dict[str, float] = {}
+    for domain in score["accuracy"]:
+        totals = _totals(run, rule, domain)
+        recall = None
+        if totals is not None:
+            recall = totals.recall(label)
+        if recall is not None:
+            recalls[domain] = recall
+    found: dict[str, Any] = {"accuracy": recalls, "missing": score["missing"]}
+    if recalls:
+        found |= {"average": statistics.fmean(recalls.values()), "worst": min(recalls.values())}
+    return KnownRun(run.seed, {rule: found}, RECALL)
 
 
-def _recall(runs: Sequence[RunFolder], rule: str, domain: str, label: int) -> Value | None:
-    values: list[float] = []
-    partial = False
-    for run in runs:
-        value = _share(_totals(run, rule, domain), label)
-        partial = partial or domain in run.rules[rule]["missing"]
-        if value is not None:
-            values.append(value)
-    return Value.of(values, partial=partial)
-
-
-def _over_domains(runs: Sequence[RunFolder], rule: str, label: int, column: str) -> Value | None:
-    """Return the mean or the lowest recall over the domains with images of the class."""
-    values: list[float] = []
-    partial = False
-    for run in runs:
-        score = run.rules[rule]
-        shares: list[float] = []
-        for domain in score["accuracy"]:
-            value = _share(_totals(run, rule, domain), label)
-            if value is not None:
-                shares.append(value)
-        partial = partial or bool(score["missing"])
-        if shares:
-            values.append(statistics.fmean(shares) if column == "average" else min(shares))
-    return Value.of(values, partial=partial)
-
-
-def _mark_lowest(rows: Sequence[ClassRow]) -> None:
-    """Mark the lowest whole value of each column, unless all are equal."""
-    for row in rows:
-        row.lowest = [False] * len(row.cells)
-    for column in range(len(rows[0].cells)):
-        means: list[float] = []
-        for row in rows:
-            value = row.cells[column]
-            if value is not None and not value.partial:
-                means.append(value.mean)
-        if not means or min(means) == max(means):
-            continue
-        for row in rows:
-            value = row.cells[column]
-            row.lowest[column] = value is not None and not value.partial and value.mean == min(means)
+def _lowest(values: Sequence[Value | None]) -> list[bool]:
+    """Return whether each value is the lowest whole one of its column; none is if all are equal."""
+    means = [value.mean for value in values if value is not None and not value.partial]
+    if not means or min(means) == max(means):
+        return [False] * len(values)
+    return [value is not None and not value.partial and value.mean == min(means) for value in values]
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
 
-def class_sheet(found: ClassTable) -> Sheet:
+def class_sheet(table: ClassTable) -> Sheet:
     """Return a table with the test images of each class; the lowest value of each column is bold and marked."""
     rows: list[list[str]] = []
     strong: set[tuple[int, int]] = set()
-    for number, row in enumerate(found.rows):
-        rows.append([row.name, *row.texts(), str(row.images)])
-        for place, lowest in enumerate(row.lowest, 1):
+    for number, each in enumerate(table.classes):
+        rows.append([each.label, *table.texts(number), str(table.images[number])])
+        for place, lowest in enumerate(table.lowest[number], 1):
             if lowest:
                 strong.add((number, place))
-    heads = ["class", *found.heads, "images"]
-    title = found.title
-    if len(found.group.runs) > 1:
+    heads = ["class", *table.heads, "images"]
+    title = table.title
+    if len(table.row.runs) > 1:
         title += f"; {OVER_SEEDS}"
-    return Sheet(title, heads, rows, strong, [found.explanation, *found.notes])
+    return Sheet(title, heads, rows, strong, [table.explanation, *table.notes])
 
 
 def class_frame(tables: Sequence[ClassTable]) -> pd.DataFrame:
@@ -224,12 +193,13 @@ def class_frame(tables: Sequence[ClassTable]) -> pd.DataFrame:
     """
     found: list[dict[str, Any]] = []
     for table in tables:
-        for row in table.rows:
-            for head, value, lowest in zip(table.heads, row.cells, row.lowest, strict=True):
-                entry: dict[str, Any] = {"table": table.title, "method": table.group.label, "class": row.name}
+        for number, each in enumerate(table.classes):
+            for head, column, lowest in zip(table.heads, table.columns, table.lowest[number], strict=True):
+                value = each.value(column, table.rule)
+                entry: dict[str, Any] = {"table": table.title, "method": table.row.label, "class": each.label}
                 entry |= {"column": head, "mean": None, "std": None, "partial": False}
                 if value is not None:
                     entry |= {"mean": value.mean, "std": value.deviation, "partial": value.partial}
-                entry |= {"seeds": len(table.group.runs), "lowest": lowest, "images": row.images}
+                entry |= {"seeds": len(table.row.runs), "lowest": lowest, "images": table.images[number]}
                 found.append(entry)
     return pandas_library().DataFrame(found)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.results.seeds import Value, by_round
 from server.run.history import mean_losses
 
@@ -19,7 +19,7 @@ Curves = dict[str, Points]
 """Curves by name."""
 
 
-def over_seeds(runs: Sequence[RunFolder], curves: Callable[[RunFolder], Curves]) -> dict[str, dict[int, Value]]:
+def over_seeds(runs: Sequence[RunRecord], curves: Callable[[RunRecord], Curves]) -> dict[str, dict[int, Value]]:
     """Return mean and deviation of each curve in the rounds that every run has.
 
     A later round of some of the runs, after an average over all, would be a step between two quantities.
@@ -36,7 +36,7 @@ def over_seeds(runs: Sequence[RunFolder], curves: Callable[[RunFolder], Curves])
     return {name: by_round([each.get(name, {}) for each in found]) for name in names}
 
 
-def accuracy_curves(run: RunFolder) -> Curves:
+def accuracy_curves(run: RunRecord) -> Curves:
     """Return the run's metric in per cent: average, worst domain, and each domain; a partial round has no average."""
     found: Curves = {AVERAGE: {}, WORST: {}}
     for name in run.domains:
@@ -50,10 +50,10 @@ def accuracy_curves(run: RunFolder) -> Curves:
     return found
 
 
-def loss_curves(run: RunFolder) -> Curves:
+def loss_curves(run: RunRecord) -> Curves:
     """Return test loss: average over domains, and each domain, averaged over the clients that scored it."""
     losses: dict[str, dict[int, list[float]]] = {}
-    for row in run.scores:
+    for row in run.test_lines:
         rounds = losses.setdefault(str(row["domain"]), {})
         rounds.setdefault(int(row["round"]), []).append(float(row["loss"]))
     found: Curves = {AVERAGE: {}}
@@ -66,7 +66,7 @@ def loss_curves(run: RunFolder) -> Curves:
     return found
 
 
-def train_losses(run: RunFolder) -> Curves:
+def train_losses(run: RunRecord) -> Curves:
     """Return each loss term's mean over clients, weighted by their samples."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
     for row in run.replies:
@@ -78,12 +78,12 @@ def train_losses(run: RunFolder) -> Curves:
     return found
 
 
-def cost_curves(run: RunFolder) -> Curves:
+def cost_curves(run: RunRecord) -> Curves:
     """Return megabytes down and up, and seconds, by round."""
     found: Curves = {"MB down a round": {}, "MB up a round": {}, "seconds a round": {}}
     for row in run.replies:
         number = int(row["round"])
-        if number <= run.rounds:  # the exchange after the last round only scores
+        if number <= run.facts.latest:  # the exchange after the last round only scores
             for direction in ("down", "up"):
                 points = found[f"MB {direction} a round"]
                 points[number] = points.get(number, 0.0) + row.get(f"bytes_{direction}", 0) / 1e6

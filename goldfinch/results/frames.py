@@ -1,6 +1,6 @@
 """The frame of a table: a pandas DataFrame with one record for each row of runs and each column of scores.
 
-Runs become groups (:mod:`goldfinch.results.groups`), groups become cells here, and every format shows these cells: the
+Runs become rows (:mod:`goldfinch.results.rows`), rows become cells here, and every format shows these cells: the
 terminal, Markdown, LaTeX, CSV, JSON, the report and the Python interface.
 """
 
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.metrics import PARTIAL, RULES
-from goldfinch.results.groups import Board, Group, leader
+from goldfinch.record import RunRecord
+from goldfinch.results.groups import Board
+from goldfinch.results.rows import ScoreRow, best_row
 from goldfinch.results.seeds import Value
-from goldfinch.results.sheets import UNSEEN, Sheet, pandas_library
+from goldfinch.results.sheets import UNSEEN, Sheet, number_text, pandas_library
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,44 +53,21 @@ class Fact:
     """
 
     name: str
-    value: Callable[[Group], Any]
-    text: Callable[[Group], str]
+    value: Callable[[ScoreRow[RunRecord]], Any]
+    text: Callable[[ScoreRow[RunRecord]], str]
 
 
-def _rounds(group: Group) -> str:
-    # a run without an end has no summary, and seeds may differ
-    skipped = statistics.fmean(run.summary.get("rounds_skipped", 0) for run in group.runs)
+def _rounds(row: ScoreRow[RunRecord]) -> str:
+    skipped = statistics.fmean([len(run.facts.skipped) for run in row.runs])  # seeds may differ
     if skipped:
-        return f"{group.rounds_shown} ({skipped:g} skipped)"
-    return str(group.rounds_shown)
-
-
-def _megabytes(group: Group) -> float | None:
-    """Return the megabytes that a run sent and received, the mean over seeds.
-
-    ``None`` is of a bound, whose clients would send nothing, and of a row without a run that has ended.
-    """
-    found: list[float] = []
-    for run in group.runs:
-        if "bytes" in run.summary and not group.bound:
-            sent = run.summary["bytes"]
-            found.append((sent["up"] + sent["down"]) / 1e6)
-    if not found:
-        return None
-    return statistics.fmean(found)
-
-
-def _megabytes_text(group: Group) -> str:
-    megabytes = _megabytes(group)
-    if megabytes is None:
-        return "-"
-    return f"{megabytes:.1f}"
+        return f"{row.rounds_shown} ({skipped:g} skipped)"
+    return str(row.rounds_shown)
 
 
 FACTS = (
-    Fact("rounds", lambda group: group.rounds_shown, _rounds),
-    Fact("seeds", lambda group: group.seeds, lambda group: ",".join(map(str, group.seeds))),
-    Fact("MB", _megabytes, _megabytes_text),
+    Fact("rounds", lambda row: row.rounds_shown, _rounds),
+    Fact("seeds", lambda row: row.seeds, lambda row: ",".join(map(str, row.seeds))),
+    Fact("MB", lambda row: row.megabytes, lambda row: number_text(row.megabytes, 1)),
 )
 """The columns after the scores."""
 
@@ -112,38 +91,38 @@ def record_frame(rows: Sequence[Mapping[str, Any]], numbers: Collection[str]) ->
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def domain_columns(groups: Sequence[Group], rule: str) -> list[str]:
-    """Return the domains of the groups' scores in the order they appear; those that no group scored come last."""
+def domain_columns(rows: Sequence[ScoreRow[RunRecord]], rule: str) -> list[str]:
+    """Return the domains of the rows' scores in the order they appear; those that no row scored come last."""
     scored: dict[str, None] = {}
     missing: dict[str, None] = {}
-    for group in groups:
-        for run in group.runs:
+    for row in rows:
+        for run in row.runs:
             if rule in run.rules:
                 scored |= dict.fromkeys(run.rules[rule]["accuracy"])
                 missing |= dict.fromkeys(run.rules[rule]["missing"])
     return list(scored | missing)
 
 
-def domain_heads(groups: Sequence[Group], domains: Sequence[str]) -> list[str]:
-    """Return the heads of the domains' columns; a domain that no group trained on is marked ``(unseen)``."""
+def domain_heads(rows: Sequence[ScoreRow[RunRecord]], domains: Sequence[str]) -> list[str]:
+    """Return the heads of the domains' columns; a domain that no row trained on is marked ``(unseen)``."""
     heads = []
     for name in domains:
         head = name
-        if all(name in group.unseen for group in groups):
+        if all(name in row.unseen for row in rows):
             head = f"{name} (unseen)"
         heads.append(head)
     return heads
 
 
-def summary_columns(groups: Sequence[Group]) -> list[str]:
+def summary_columns(rows: Sequence[ScoreRow[RunRecord]]) -> list[str]:
     """Return the columns after the domains.
 
     Runs with unseen domains have an average over the domains that clients trained on, and one over the others. Runs
     with validation samples have the average on these.
     """
     keys: set[str] = set()
-    for group in groups:
-        for run in group.runs:
+    for row in rows:
+        for run in row.runs:
             for score in run.rules.values():
                 keys.update(score)
     found = ["average", "worst", "spread"]
@@ -158,9 +137,9 @@ def column_names(boards: Sequence[Board], rule: str) -> list[str]:
     """Return the names of the tables' columns as ``goldfinch table --columns`` takes them, each once."""
     found: dict[str, None] = {}
     for board in boards:
-        found |= dict.fromkeys(domain_columns(board.groups, rule))
+        found |= dict.fromkeys(domain_columns(board.rows, rule))
     for board in boards:
-        for column in summary_columns(board.groups):
+        for column in summary_columns(board.rows):
             found[column.removesuffix("_average")] = None
     for fact in FACTS:
         found[fact.name] = None
@@ -176,25 +155,25 @@ def score_frame(board: Board, rule: str) -> pd.DataFrame:
     - ``table``, ``method``, ``column``, ``metric``: what the number is, and ``head``, the column's printed head;
     - ``mean``, ``std``: in the metric's unit; NaN without a score, and for the deviation of one seed;
     - ``partial``: whether a score lacks domains of its run, or a run lacks the score;
-    - ``seeds``: the number of runs with the score; ``rounds``: those of the row; ``key``: the column's name in a group;
-    - ``best``: see :func:`goldfinch.results.groups.leader`;
+    - ``seeds``: the number of runs with the score; ``rounds``: those of the row; ``key``: the column's name in a row;
+    - ``best``: see :func:`goldfinch.results.rows.best_row`;
     - ``mark``, ``text``: the marks behind the number, and both as printed; ``digits`` are those after the point.
     """
-    groups = board.groups
-    domains = domain_columns(groups, rule)
-    heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(groups, domains), strict=True)}
-    for column in summary_columns(groups):
+    rows = board.rows
+    domains = domain_columns(rows, rule)
+    heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(rows, domains), strict=True)}
+    for column in summary_columns(rows):
         heads[column] = column.removesuffix("_average")
-    leaders = {column: leader(groups, column, rule) for column in heads}
+    best = {column: best_row(rows, column, rule) for column in heads}
     records: list[dict[str, Any]] = []
-    for group in groups:
+    for row in rows:
         for column, head in heads.items():
-            value = group.value(column, rule)
-            record: dict[str, Any] = {"table": board.title, "method": group.label}
+            value = row.value(column, rule)
+            record: dict[str, Any] = {"table": board.title, "method": row.label}
             record |= {"column": column.removeprefix("domain:").removesuffix("_average"), "head": head}
-            record |= {"metric": group.runs[0].metric, "seeds": len(group.values(column, rule)), "key": column}
-            record |= {"rounds": group.rounds_shown, "best": group is leaders[column]}
-            records.append(record | _cell(value, unseen_mark(groups, group, column)))
+            record |= {"metric": row.runs[0].metric, "seeds": len(row.scores(column, rule)), "key": column}
+            record |= {"rounds": row.rounds_shown, "best": row is best[column]}
+            records.append(record | _cell(value, unseen_mark(rows, row, column)))
     return pandas_library().DataFrame(records).astype({"mean": float, "std": float})
 
 
@@ -210,29 +189,29 @@ def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
     return {**found, "mark": mark, "text": text, "digits": value.digits}
 
 
-def unseen_mark(groups: Sequence[Group], group: Group, column: str) -> str:
-    """Return the mark of a group that has not trained on a column's domain where another has; empty otherwise."""
+def unseen_mark(rows: Sequence[ScoreRow[RunRecord]], row: ScoreRow[RunRecord], column: str) -> str:
+    """Return the mark of a row that has not trained on a column's domain where another has; empty otherwise."""
     domain = column.removeprefix("domain:")
-    if domain == column or domain not in group.unseen:
+    if domain == column or domain not in row.unseen:
         return ""
-    if all(domain in other.unseen for other in groups):
+    if all(domain in other.unseen for other in rows):
         return ""
     return UNSEEN
 
 
-def partial_notes(groups: Sequence[Group], rule: str) -> list[str]:
-    """Return one line for each group with a partial score: what it lacks, and since when."""
+def partial_notes(rows: Sequence[ScoreRow[RunRecord]], rule: str) -> list[str]:
+    """Return one line for each row with a partial score: what it lacks, and since when."""
     lines: list[str] = []
-    for group in groups:
-        missing = group.missing(rule)
+    for row in rows:
+        missing = row.missing(rule)
         if missing:
-            lines.append(f"{PARTIAL} partial, not ranked: {group.label}: {'; '.join(missing)}")
+            lines.append(f"{PARTIAL} partial, not ranked: {row.label}: {'; '.join(missing)}")
     return lines
 
 
 def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
     """Return the notes below a table: what is partial, what the marks in its cells mean, and what rows differ in."""
-    lines = partial_notes(board.groups, rule)
+    lines = partial_notes(board.rows, rule)
     if frame["mark"].str.contains(UNSEEN).any():
         lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
     if frame["best"].any():
@@ -245,7 +224,7 @@ def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
 
 
 def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame:
-    """Return a table as it is printed: a row for each group, a column for each domain and summary.
+    """Return a table as it is printed: a row for each of its rows, a column for each domain and summary.
 
     Args:
         board: the table.
@@ -257,7 +236,7 @@ def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame
         frame.loc[frame["partial"], values] = float("nan")
     heads = dict(zip(frame["key"], frame["head"], strict=True))
     found = frame.pivot(index="method", columns="key", values=values)
-    found = found.loc[[group.label for group in board.groups], list(heads)]
+    found = found.loc[[row.label for row in board.rows], list(heads)]
     return found.rename(columns=heads).rename_axis(columns=None)
 
 
@@ -274,9 +253,9 @@ def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> p
     for board in boards:
         table = wide_frame(board, rule, values).drop(columns="spread")
         for fact in FACTS:
-            table[fact.name] = [_for_a_cell(fact.value(group)) for group in board.groups]
+            table[fact.name] = [_for_a_cell(fact.value(row)) for row in board.rows]
         tables[board.title] = table
-        own_models = [group.label for group in board.groups if group.personal]
+        own_models = [row.label for row in board.rows if row.personal]
         if own_models:
             notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
         for note in table_notes(board, score_frame(board, rule), rule):
@@ -319,17 +298,17 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Seque
     heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), *facts]
     rows: list[list[str]] = []
     strong: set[tuple[int, int]] = set()
-    for number, group in enumerate(board.groups):
-        cells = frame[frame["method"] == group.label]
+    for number, row in enumerate(board.rows):
+        cells = frame[frame["method"] == row.label]
         for place, best in enumerate(cells["best"], 1):
             if best:
                 strong.add((number, place))
-        rows.append([starred_label(group), *cells["text"], *[fact.text(group) for fact in FACTS]])
+        rows.append([starred_label(row), *cells["text"], *[fact.text(row) for fact in FACTS]])
     notes = table_notes(board, frame, rule)
-    if any(group.personal for group in board.groups):
+    if any(row.personal for row in board.rows):
         notes.insert(0, OWN_MODELS)
     title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
-    if any(len(group.runs) > 1 for group in board.groups):
+    if any(len(row.runs) > 1 for row in board.rows):
         title += f"; {OVER_SEEDS}"
     sheet = Sheet(title, heads, rows, strong, notes)
     if not columns:
@@ -340,31 +319,31 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Seque
 
 def measure(board: Board) -> str:
     """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
-    return board.groups[0].runs[0].measure.title
+    return board.rows[0].runs[0].measure.title
 
 
-def starred_label(group: Group) -> str:
-    """Return a group's label; with a star if it is scored with clients' own models."""
-    return group.label + " *" * group.personal
+def starred_label(row: ScoreRow[RunRecord]) -> str:
+    """Return a row's label; with a star if it is scored with clients' own models."""
+    return row.label + " *" * row.personal
 
 
 def json_table(board: Board, rule: str) -> dict[str, Any]:
     """Return a table as containers that JSON can write."""
     frame = score_frame(board, rule)
     rows: list[dict[str, Any]] = []
-    for group in board.groups:
-        cells = frame[frame["method"] == group.label].set_index("column")[["mean", "std", "partial", "best"]]
+    for row in board.rows:
+        cells = frame[frame["method"] == row.label].set_index("column")[["mean", "std", "partial", "best"]]
         rows.append(
             {
-                "method": group.label,
-                "own_models": group.personal,
-                "bound": group.bound,
-                "attack": group.runs[0].attack,
-                **{fact.name: fact.value(group) for fact in FACTS},
+                "method": row.label,
+                "own_models": row.personal,
+                "bound": row.bound,
+                "attack": row.runs[0].attack,
+                **{fact.name: fact.value(row) for fact in FACTS},
                 "scores": cells.astype(object).where(cells.notna(), None).to_dict("index"),
-                "runs": [str(run.folder) for run in group.runs],
-                "state_sha256": [run.state_sha256 for run in group.runs],
+                "runs": [str(run.folder) for run in row.runs],
+                "state_sha256": [run.state_sha256 for run in row.runs],
             }
         )
     notes = table_notes(board, frame, rule)
-    return {"title": board.title, "metric": board.groups[0].runs[0].metric, "rows": rows, "notes": notes}
+    return {"title": board.title, "metric": board.rows[0].runs[0].metric, "rows": rows, "notes": notes}

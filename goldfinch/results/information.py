@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from common.models.base import initialised
 from common.numerics import generator
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from strategies.fedpall import FedPall
 
 BOUND = 10.0
@@ -145,7 +146,7 @@ def information_of_run(folder: Path, *, steps: int = 150) -> Information:
         ConfigError: the run is not FedPall's.
         CheckpointError: its models are not in its folder.
     """
-    run = RunFolder.open(folder)
+    run = RunModel(RunRecord.open(folder))
     method = run.method
     if not isinstance(method, FedPall):
         raise ConfigError(f"{folder} is a run of {method.name}; the measure is of FedPall's protections")

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
 from common.run_config import LOCATION_KEYS, flat
 from common.text import shell_line
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 _NO_NAME = r"^\d|[^\w-]"
 """What cannot be part of a key in Hydra's grammar without an escape."""
@@ -48,16 +48,16 @@ def repeat_command(config: Mapping[str, Any]) -> str:
     return shell_line(["goldfinch", "run", *sorted(groups), *values])
 
 
-def export_command(run: RunFolder) -> str:
+def export_command(run: RunRecord) -> str:
     """Return ``goldfinch export ...`` for the run's model, or for the model of its first client."""
-    arguments = ["goldfinch", "export", str(run.folder), "--to", str(Path("models", str(run.summary["method"])))]
+    arguments = ["goldfinch", "export", str(run.folder), "--to", str(Path("models", run.facts.method))]
     client = own_model_of(run)
     if client:
         arguments += ["--client", client]
     return shell_line(arguments)
 
 
-def own_model_of(run: RunFolder) -> str | None:
+def own_model_of(run: RunRecord) -> str | None:
     """Return the first client that keeps a model of its own in the run's folder; ``None`` without one."""
     if run.personal and (run.folder / "clients").is_dir():
         return next(iter(run.registrations), None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.metrics import PARTIAL
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Value:
         return text
 
 
-def curve(runs: Sequence[RunFolder], domains: Sequence[str] = ()) -> dict[int, Value]:
+def curve(runs: Sequence[RunRecord], domains: Sequence[str] = ()) -> dict[int, Value]:
     """Return mean accuracy by round over the seeds of one configuration.
 
     A round in which a run did not score all of the domains is left out, since its mean would be over other domains. So

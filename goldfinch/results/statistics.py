@@ -24,11 +24,13 @@ class Difference:
         p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for equal values
             other than zero: few values in whole numbers of images can be equal by chance, and Student's t is not
             defined there.
+        identical: whether it is 0 because both rows ended in the same states; then there is nothing to test.
     """
 
     mean: float
     half_width: float | None = None
     p: float | None = None
+    identical: bool = False
 
     @property
     def low(self) -> float | None:
@@ -45,7 +47,9 @@ class Difference:
         return self.mean + self.half_width
 
     def text(self, digits: int) -> str:
-        """Return the mean with its interval and ``digits`` digits after the point."""
+        """Return the mean with its interval, each with ``digits`` digits; of identical rows ``0 (identical)``."""
+        if self.identical:
+            return "0 (identical)"
         if self.low is None or self.high is None:
             return f"{self.mean:+.{digits}f}"
         return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
@@ -114,12 +118,14 @@ def ranks(scores: Sequence[float]) -> list[int]:
 
 
 def verdict_on(difference: Difference, p: float | None) -> str:
-    """Return what a difference says: ``ahead``, ``behind``, that it was not distinguished, or that it was not tested.
+    """Return what a difference says: ``ahead``, ``behind``, ``identical``, not distinguished, or not tested.
 
     Args:
         difference: the difference.
         p: its p-value after Holm's correction over all tests of the page; ``None`` if it was not tested.
     """
+    if difference.identical:
+        return "identical"
     if difference.half_width is None or p is None:
         return "not tested"
     if p < LEVEL and difference.mean > 0:

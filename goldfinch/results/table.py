@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from common.errors import ConfigError, nearest, writing
 from common.metrics import METRICS
 from common.text import printable, shell_line
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.classes import class_frame, class_sheet, required_class_tables
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
-from goldfinch.results.groups import MANY_ROWS, Board, exported_run, group_runs, rename
+from goldfinch.results.groups import Board, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.rows import MANY_ROWS
 from goldfinch.results.sheets import pandas_library
 
 if TYPE_CHECKING:
@@ -37,11 +39,23 @@ def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequ
     Raises:
         ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
-    return boards_of(find_runs(folders), metric, labels, option="--metric")
+    runs = find_runs(folders)
+    return boards_of(runs, metric, labels, unfinished=unfinished_runs(folders, runs), option="--metric")
+
+
+def unfinished_runs(folders: Sequence[str], ended: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs in and below ``folders`` that are not among those that have ended."""
+    known = {run.folder.resolve() for run in ended}
+    return [run for run in find_runs(folders, finished=False) if run.folder.resolve() not in known]
 
 
 def boards_of(
-    runs: Sequence[RunFolder], metric: str, labels: Sequence[str] = (), *, option: str = "metric"
+    runs: Sequence[RunRecord],
+    metric: str,
+    labels: Sequence[str] = (),
+    *,
+    unfinished: Sequence[RunRecord] = (),
+    option: str = "metric",
 ) -> list[Board]:
     """Return the tables of the runs that were scored.
 
@@ -49,23 +63,25 @@ def boards_of(
         runs: the runs.
         metric: the metric of the scores.
         labels: other labels of rows; see :func:`goldfinch.results.groups.rename`.
+        unfinished: further runs, which have not ended. They are in no row, and a note names them.
         option: how the user named the metric, for messages.
 
     Raises:
         ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
-    scored = [replace(run, metric=metric) for run in runs if run.scored]
+    scored = [run.by_metric(metric) for run in runs if run.scored]
     if not scored:
         folders = ", ".join([str(run.folder) for run in runs[:3]])
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
     check_metric(metric, scored, option)
-    boards = group_runs(scored)
-    groups = [group for board in boards for group in board.groups]
-    rename(groups, labels)
+    left_out = [*unfinished, *[run for run in runs if not run.scored]]
+    boards = group_runs(scored, left_out=left_out)
+    rows = [row for board in boards for row in board.rows]
+    rename(rows, labels)
     return boards
 
 
-def check_metric(metric: str, runs: Sequence[RunFolder], option: str) -> None:
+def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
     """Check that every run has a metric.
 
     Args:
@@ -135,15 +151,19 @@ def show_table(
     """
     boards = scored_boards(folders, metric, labels)
     check_columns(columns, boards, rule, form)
+    if form == "csv":  # which has no notes
+        for board in boards:
+            for note in board.left_out_notes():
+                print(note, file=sys.stderr)
     if form != "rich" or output is not None:
         _write(table_text(boards, rule, form, columns), output)
         return
     for board in boards:
         score_sheet(board, rule, columns=columns).show()
-        run = exported_run(board.groups, rule)
+        run = exported_run(board.rows, rule)
         if run is not None:
             print(f"export its model: {export_command(run)}\n")
-    if sum(len(board.groups) for board in boards) > MANY_ROWS:
+    if sum(len(board.rows) for board in boards) > MANY_ROWS:
         for folder in folders:
             print(smaller_tables(Path(folder), boards), end="")
 

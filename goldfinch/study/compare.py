@@ -14,14 +14,17 @@ from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from common.choices import folder_options
-from common.errors import EngineError, writing
-from common.run_config import attack_text
+from common.errors import ConfigError, EngineError, writing
+from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import shell_line
 from common.versions import code_sha256
-from goldfinch.results.run import RunFolder
-from goldfinch.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
-from goldfinch.study.rules import Entrant, Rules, entrants_of
+from goldfinch.kept import free_folder, two_commands
+from goldfinch.record import RunRecord
+from goldfinch.results.rows import differences_note, setting_differences
+from goldfinch.study.options import Rules
+from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
+from goldfinch.study.rules import Entrant, entrants_of
 from goldfinch.study.search import (
     POLL_SECONDS,
     Say,
@@ -54,6 +57,7 @@ class CompareRequest:
         output: the folder of the journal, the runs and the table.
         rules: the numbers of the comparison.
         storage: the URL of a database in place of the journal; empty is the journal.
+        overwrite: whether it replaces a comparison of other settings or other code.
     """
 
     methods: tuple[str, ...]
@@ -61,12 +65,26 @@ class CompareRequest:
     output: Path
     rules: Rules
     storage: str = ""
+    overwrite: bool = False
 
     @property
     def words(self) -> list[str]:
         """The arguments of ``goldfinch`` that make this comparison, and continue it."""
+        return self._words_in(self.output)
+
+    def _words_in(self, output: Path) -> list[str]:
         words = ["compare", "--methods", ",".join(self.methods), *self.overrides, *self.rules.options]
-        return [*words, f"--output={self.output}"]
+        return [*words, f"--output={output}"]
+
+    @property
+    def remedy(self) -> str:
+        """The two commands of which one is wanted if the storage holds another comparison."""
+        database, other_database = [], []
+        if self.storage:  # its URL can hold a password
+            database, other_database = ["--storage=URL"], ["--storage=ANOTHER"]
+        both = ["goldfinch", *self._words_in(free_folder(self.output)), *other_database, *folder_options()]
+        again = ["goldfinch", *self.words, *database, *folder_options(), "overwrite=true"]
+        return "\n".join(two_commands(shell_line(both), shell_line(again)))
 
 
 @dataclass(frozen=True)
@@ -99,9 +117,12 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
 
     Any number of processes may do this at the same time, on any machines: each takes trials and final runs that no
     other has, and all end with the same table. What is done is not done again: the same command continues a comparison
-    that was stopped or killed. The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the
-    table), ``journal.log`` (Optuna's studies, unless a database has them), and for each method, case and study
-    ``best.yaml`` and the final runs.
+    that was stopped or killed. A comparison of other settings or other code in the folder is kept unless ``overwrite``
+    is set; then the studies that differ are searched again, and their final runs are replaced one by one.
+
+    The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the table), ``journal.log``
+    (Optuna's studies, unless a database has them), and for each method, case and study ``best.yaml`` and the final
+    runs.
 
     Args:
         request: what to compare.
@@ -129,10 +150,10 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         found: list[StudyRun] = []
         remarks = [f"{name} is left out: {reason}." for name, reason in left_out.items()]
         for each in shared:
-            runs, problem = result_of(each)
+            runs, problems = result_of(each)
             found += runs
-            if problem:
-                remarks.append(f"{each.study.name} has no result: {problem}.")
+            remarks += [f"{each.study.name}: {problem}." for problem in problems]
+    remarks += settings_notes(entrants)
     tables = rank_methods(found)
     write_text(request.output / RUNS, runs_csv(found))
     text = page(request, entrants[0], tables, remarks)
@@ -148,7 +169,7 @@ def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[Tun
     found: list[TuningStudy] = []
     for entrant in entrants:
         for number in range(request.rules.studies):
-            found.append(TuningStudy(entrant, number, request.rules, request.output))
+            found.append(TuningStudy(entrant, number, request.rules, request.output, request.overwrite))
     return found
 
 
@@ -160,7 +181,7 @@ def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[Sha
     place = str(request.output / JOURNAL)
     if request.storage:
         place = "the database of --storage"
-    return [open_study(study, storage, place) for study in studies]
+    return [open_study(study, storage, place, request.remedy) for study in studies]
 
 
 def do_all(studies: Sequence[SharedStudy], say: Say) -> None:
@@ -233,11 +254,26 @@ def next_final_run(shared: SharedStudy, say: Say) -> bool:
     return take(shared.finals, final_tasks(shared), lambda task: {**task["values"]}, work, tell, shared.again)
 
 
-def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
+def settings_notes(entrants: Sequence[Entrant]) -> list[str]:
+    """Return the notes on settings that are fixed, and in which the methods differ; one for each kind of score."""
+    found: dict[str, None] = {}
+    for case in dict.fromkeys(entrant.case for entrant in entrants):
+        options: dict[str, dict[str, Any]] = {}
+        for entrant in entrants:
+            if entrant.case == case:
+                settings = result_settings(entrant.settings.raw, ("seed",))
+                options[entrant.method] = {key: settings[key] for key in settings if key not in entrant.space}
+        differences = setting_differences(options)
+        if differences:
+            found[differences_note(differences)] = None
+    return list(found)
+
+
+def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
     """Return all trials and final runs of a study that is done, and write its ``best.yaml``.
 
     Returns:
-        The runs, and why the study has no result; empty if it has one.
+        The runs, and what failed: why the study has no result, or why final runs have none.
     """
     study = shared.study
     found: list[StudyRun] = []
@@ -267,25 +303,27 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], str]:
         )
     best = best_trial(shared.trials)
     if best is None:
-        return found, "no trial ended with a score"
+        return found, ["it has no result: no trial ended with a score"]
     write_best(study, shared.trials, best)
-    problem = ""
+    problems: list[str] = []
     final = entries(shared.finals, final_tasks(shared), shared.again)
     for index in sorted(final):
         attributes = final[index].user_attrs
         if "run" in attributes:
             found.append(StudyRun(**attributes["run"]))
         else:
-            problem = problem or f"its final run with seed {attributes['seed']} failed: {attributes['problem']}"
-    return found, problem
+            problems.append(f"its final run with seed {attributes['seed']} failed: {attributes['problem']}")
+    return found, problems
 
 
-def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolder) -> StudyRun:
+def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecord) -> StudyRun:
     """Return the line of a final run."""
-    summary = run.summary
-    score = float(summary["average"])
+    facts, final = run.facts, run.rules["final"]
+    if facts.end is None:
+        raise ConfigError(f"{run.folder} holds no finished run")
+    score = float(final["average"])
     if study.entrant.left_out is not None:
-        score = float(summary["accuracy"][study.entrant.left_out])
+        score = float(final["accuracy"][study.entrant.left_out])
     return StudyRun(
         board_of(study),
         study.entrant.method,
@@ -295,16 +333,17 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunFolde
         seed,
         "complete",
         score,
-        int(summary["rounds"]),
-        float(summary["wall_seconds"]),
+        facts.rounds,
+        facts.end.seconds,
         dict(values),
-        {domain: float(value) for domain, value in summary["accuracy"].items()},
-        sum(summary["bytes"].values()),
-        str(summary["state_sha256"]),
+        {domain: float(value) for domain, value in final["accuracy"].items()},
+        sum(run.reply_totals.bytes.values()),
+        facts.end.sha256,
         run.code_by_package["goldfinch"],
-        str(summary["scored"]),
-        str(summary.get("bound") or ""),
+        facts.scored,
+        facts.bound or "",
         run.processor,
+        "yes" if run.at_chance else "",
     )
 
 
@@ -325,6 +364,8 @@ def _in_processes(request: CompareRequest, jobs: int, threads: int, say: Say) ->
     words = [*request.words, "--worker"]
     if request.storage:
         words.append(f"--storage={request.storage}")
+    if request.overwrite:
+        words.append("overwrite=true")
     with OwnProcesses() as processes:
         started = [processes.start(words, threads) for _ in range(jobs)]
         for process in started:
@@ -366,7 +407,8 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
         f"{settings.train.rounds} rounds. Each method has {rules.studies} studies of {rules.trials} trials for each "
         f"searched setting, by validation on {settings.protocol.validation:g} of each client's training samples. "
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
-        "last round, mean over domains. Intervals are Student's t over the means of the studies.",
+        f"last round, mean over domains: {OVER_STUDIES}. [a, b] is the 95 % interval of a difference, paired by study "
+        "(Student's t).",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", ranked_table(table)]

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from goldfinch.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
-from goldfinch.study.rules import BASE, IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.results.rows import KnownRun, ScoreRow, notes_on
+from goldfinch.results.sheets import number_text
+from goldfinch.results.statistics import holm, ranks
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.study.rules import BASE, LEFT_OUT
 
 BOUNDS = "bounds, never ranked or tested"
 TITLES = {IN_DOMAIN: "in-domain", LEAVE_ONE_OUT: "leave-one-domain-out"}
@@ -41,6 +44,7 @@ class StudyRun:
         scored: ``global model``, or ``own model`` of each client.
         bound: ``lower`` or ``upper`` if the method is that bound of the table; empty otherwise.
         processor: the kind of processor of a final run.
+        at_chance: ``yes`` if a final run is not clearly better than one class for every image.
     """
 
     board: str
@@ -61,17 +65,18 @@ class StudyRun:
     scored: str = "global model"
     bound: str = ""
     processor: str = ""
+    at_chance: str = ""
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
     """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them.
 
-    Without a bound among the methods, or a processor among the runs, there is no such column, as in older files.
+    A column that is empty in every run is left out: that of bounds, of processors and of runs at chance.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
-    for name in ("bound", "processor"):
+    for name in ("bound", "processor", "at_chance"):
         if not any(getattr(run, name) for run in runs):
             names.remove(name)
     writer.writerow(names)
@@ -89,87 +94,50 @@ def runs_csv(runs: Sequence[StudyRun]) -> str:
 # ---- the ranking -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class RankedMethod:
-    """One row of a table.
-
-    Attributes:
-        method: the method.
-        studies: the mean score of each study's final runs, by the study's number.
-        accuracy: their mean and its interval; ``None`` without a final run.
-        worst: the mean of the lowest accuracy of a domain.
-        own_models: whether each client is scored with a model of its own. Such a row has no rank.
-        bound: ``lower`` or ``upper`` for a bound of the table. Such a row has no rank, difference or test.
-        missing: final runs that the other rows have and this one has not; empty for a complete row.
-        codes: the codes that its final runs ran.
-        processors: the kinds of processors that they were computed on.
-        rank: its rank by the mean; ``None`` without one.
-        difference: the paired difference from the base, study by study; ``None`` for the base and without a rank.
-        p: its p-value after Holm's correction over all tests of the page; ``None`` without a test.
-        trials: trials of all studies.
-        hours: wall hours of trials and final runs.
-        megabytes: megabytes of a final run, both ways, all clients.
-    """
-
-    method: str
-    studies: dict[int, float]
-    accuracy: Difference | None
-    worst: float
-    own_models: bool
-    bound: str
-    missing: list[str]
-    codes: set[str]
-    processors: set[str]
-    rank: int | None = None
-    difference: Difference | None = None
-    p: float | None = None
-    trials: int = 0
-    hours: float = 0.0
-    megabytes: float = 0.0
-
-    @property
-    def ranked(self) -> bool:
-        """Whether the row is complete, scored with one shared model, and no bound."""
-        return not self.own_models and not self.bound and not self.missing
-
-    @property
-    def name(self) -> str:
-        """The method's name with its marks."""
-        name = self.method
-        if self.bound:
-            name += f" ({self.bound} bound)"
-        if self.own_models:
-            name += " *"
-        if self.missing:
-            name += " †"
-        return name
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on the difference from the base; empty without one."""
-        if self.difference is None:
-            return ""
-        return verdict_on(self.difference, self.p)
-
-
 @dataclass(frozen=True)
 class Ranking:
     """One table: the methods by one kind of score, in the order of their ranks; rows without a rank come last.
 
+    A mean, its deviation and the interval of a difference are over studies, since the final runs of a study share what
+    it chose.
+
     Args:
         kind: ``in_domain`` or ``leave_one_out``.
         base: the method that the others are compared with.
-        rows: the methods.
+        rows: the methods. :attr:`~goldfinch.results.rows.ScoreRow.absent` has the final runs that other rows have.
+        trials: the trials of all studies, by method.
+        hours: the wall hours of trials and final runs, by method.
     """
 
     kind: str
     base: str
-    rows: list[RankedMethod]
+    rows: list[ScoreRow[KnownRun]]
+    trials: dict[str, int]
+    hours: dict[str, float]
 
     @property
     def title(self) -> str:
         """The kind of score."""
         return TITLES[self.kind]
+
+
+def is_ranked(row: ScoreRow[KnownRun]) -> bool:
+    """Return whether a row of a comparison is complete, scored with one shared model, and no bound."""
+    return not row.personal and not row.bound and not row.absent
+
+
+def marked_name(row: ScoreRow[KnownRun]) -> str:
+    """Return the method's name with its marks."""
+    name = row.label
+    if row.bound:
+        name += f" ({row.bound} bound)"
+    if row.chance:
+        name += f" ({row.chance})"
+    if row.personal:
+        name += " *"
+    if row.absent:
+        name += " †"
+    return name
 
 
 def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
@@ -187,9 +155,9 @@ def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
     return found
 
 
-def correct_together(rows: Sequence[RankedMethod]) -> None:
+def correct_together(rows: Sequence[ScoreRow[KnownRun]]) -> None:
     """Set the p-values of the rows that were tested, corrected by Holm's procedure over all of them."""
-    tested: list[RankedMethod] = []
+    tested: list[ScoreRow[KnownRun]] = []
     p_values: list[float] = []
     for row in rows:
         if row.difference is not None and row.difference.p is not None:
@@ -207,31 +175,33 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     for found in by_method.values():
         for key, count in _final_runs(found).items():
             expected[key] = max(count, expected.get(key, 0))
-    rows = [_row(method, found, expected) for method, found in by_method.items()]
-    base = next(iter(by_method))
-    if BASE in by_method:
-        base = BASE
-    elif any(not row.bound for row in rows):
-        base = next(row.method for row in rows if not row.bound)
-    ranked = [row for row in rows if row.ranked]
-    means = [statistics.fmean(row.studies.values()) for row in ranked]
+    rows: list[ScoreRow[KnownRun]] = []
+    trials: dict[str, int] = {}
+    hours: dict[str, float] = {}
+    for method, found in by_method.items():
+        rows.append(_row(method, found, expected))
+        trials[method] = sum(run.kind == "trial" for run in found)
+        hours[method] = sum(run.seconds for run in found) / 3600
+    ranked = [row for row in rows if is_ranked(row)]
+    means = [statistics.fmean(row.scores().values()) for row in ranked]
     for row, rank in zip(ranked, ranks(means), strict=True):
         row.rank = rank
-    _compare_with_base(ranked, base)
-    return Ranking(kind, base, sorted(rows, key=_order))
-
-
-def _compare_with_base(ranked: Sequence[RankedMethod], base: str) -> None:
-    """Set the differences of the rows from the base, if the base has a rank."""
-    base_row = next((row for row in ranked if row.method == base), None)
-    if base_row is None:
-        return
-    numbers = sorted(base_row.studies)
-    base_scores = [base_row.studies[number] for number in numbers]
+    base = _base(rows)
     for row in ranked:
-        if row is not base_row:
-            scores = [row.studies[number] for number in numbers]
-            row.difference = paired_difference(scores, base_scores)
+        if base in ranked and row is not base:
+            row.difference = row.minus(base)
+    return Ranking(kind, base.label, sorted(rows, key=_order), trials, hours)
+
+
+def _base(rows: Sequence[ScoreRow[KnownRun]]) -> ScoreRow[KnownRun]:
+    """Return the row that the others are compared with: FedAvg, else the first that is no bound, else the first."""
+    for row in rows:
+        if row.label == BASE:
+            return row
+    for row in rows:
+        if not row.bound:
+            return row
+    return rows[0]
 
 
 def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
@@ -243,71 +213,74 @@ def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> RankedMethod:
+def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> ScoreRow[KnownRun]:
     """Return a method's row without its rank."""
     has = _final_runs(runs)
-    missing: list[str] = []
+    absent: dict[str, str] = {}
     for (case, study), count in expected.items():
         if has.get((case, study), 0) < count:
-            missing.append(f"{case}, study {study}: {has.get((case, study), 0)} of {count} final runs")
-    finals = [run for run in runs if run.kind == "final"]
-    scores = study_scores(finals)
-    accuracy = None
-    worst = 0.0
-    if scores:
-        accuracy = mean_interval(list(scores.values()))
-        worst = statistics.fmean(worst_scores(finals).values())
-    row = RankedMethod(
-        method,
-        scores,
-        accuracy,
-        worst,
-        own_models=any(run.scored == OWN_MODELS for run in runs),
-        bound=runs[0].bound,
-        missing=missing,
-        codes={run.code for run in finals},
-        processors={run.processor for run in finals},
-        trials=len(runs) - len(finals),
-        hours=sum(run.seconds for run in runs) / 3600,
-    )
-    if finals:
-        row.megabytes = statistics.fmean(run.bytes for run in finals) / 1e6
-    return row
+            absent[f"{case}, study {study}"] = f"{has.get((case, study), 0)} of {count} final runs"
+    studies: dict[int, list[StudyRun]] = {}
+    for run in runs:
+        if run.kind == "final":
+            studies.setdefault(run.study, []).append(run)
+    known = [_as_one(number, studies[number]) for number in sorted(studies)]
+    return ScoreRow(method, known, bound=runs[0].bound or None, unit="study", absent=absent)
 
 
-def study_scores(finals: Sequence[StudyRun]) -> dict[int, float]:
-    """Return the score of each study, by its number: the mean over its final runs, then over domains left out."""
-    by_case: dict[int, dict[str, list[float]]] = {}
-    for run in finals:
-        by_case.setdefault(run.study, {}).setdefault(run.case, []).append(run.score)
-    found: dict[int, float] = {}
-    for study in sorted(by_case):
-        found[study] = statistics.fmean([statistics.fmean(scores) for scores in by_case[study].values()])
-    return found
+def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
+    """Return what a study came to as one run.
 
+    Its score is the mean over its final runs, and then over the domains that were left out in turn. Its lowest accuracy
+    of a domain is that of each seed, and then the mean over seeds. It is at chance if one of its final runs is.
 
-def worst_scores(finals: Sequence[StudyRun]) -> dict[int, float]:
-    """Return the lowest accuracy of a domain by seed; with domains left out, the lowest of theirs."""
+    Args:
+        number: the study's number.
+        runs: its final runs.
+    """
+    by_case: dict[str, list[float]] = {}
+    by_domain: dict[str, list[float]] = {}
     by_seed: dict[int, list[float]] = {}
-    for run in finals:
-        values = [run.score]
-        if run.case == IN_DOMAIN:
-            values = list(run.accuracy.values())
-        by_seed.setdefault(run.number, []).extend(values)
-    return {seed: min(by_seed[seed]) for seed in sorted(by_seed)}
+    for run in runs:
+        by_case.setdefault(run.case, []).append(run.score)
+        accuracy = run.accuracy
+        if run.case != IN_DOMAIN:
+            accuracy = {run.case.removeprefix(LEFT_OUT): run.score}
+        for domain, value in accuracy.items():
+            by_domain.setdefault(domain, []).append(value)
+        by_seed.setdefault(run.number, []).extend(accuracy.values())
+    score = {
+        "accuracy": {domain: statistics.fmean(values) for domain, values in by_domain.items()},
+        "average": statistics.fmean([statistics.fmean(scores) for scores in by_case.values()]),
+        "worst": statistics.fmean([min(values) for values in by_seed.values()]),
+        "missing": {},
+    }
+    states = [run.state_sha256 for run in sorted(runs, key=lambda run: (run.case, run.number))]
+    return KnownRun(
+        number,
+        {"final": score},
+        personal=any(run.scored == OWN_MODELS for run in runs),
+        code=" and ".join(dict.fromkeys(run.code for run in runs)),
+        processor=" and ".join(dict.fromkeys(run.processor for run in runs)),
+        state_sha256=" ".join(states) if all(states) else None,
+        at_chance=any(run.at_chance for run in runs),
+        rounds_done=runs[0].rounds,
+        traffic=round(statistics.fmean([run.bytes for run in runs])),
+    )
 
 
-def _order(row: RankedMethod) -> tuple[bool, str, float, str]:
+def _order(row: ScoreRow[KnownRun]) -> tuple[bool, str, float, str]:
     mean = -1.0
-    if row.accuracy is not None:
-        mean = row.accuracy.mean
-    return row.rank is None, row.bound, -round(mean, 2), row.method
+    value = row.value()
+    if value is not None:
+        mean = value.mean
+    return row.rank is None, row.bound or "", -round(mean, 2), row.label
 
 
 HEADS = (
     "rank",
     "method",
-    "accuracy, 95 %",
+    "accuracy ± std",
     "worst",
     "minus BASE, 95 %",
     "verdict (Holm)",
@@ -315,14 +288,20 @@ HEADS = (
     "hours",
     "MB a run",
 )
-VERDICTS = {"ahead": "Ahead of", "behind": "Behind", "not distinguished": "Not distinguished from"}
+OVER_STUDIES = "mean ± standard deviation over studies"
+VERDICTS = {
+    "ahead": "Ahead of",
+    "behind": "Behind",
+    "not distinguished": "Not distinguished from",
+    "identical": "Identical to",
+}
 
 
 def ranked_table(ranking: Ranking) -> str:
     """Return a table in Markdown with its notes. Its columns are aligned, so that it can be read in a terminal."""
     lines = [[head.replace("BASE", ranking.base) for head in HEADS]]
     for row in ranking.rows:
-        lines.append(_cells(row))
+        lines.append(_cells(ranking, row))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts: list[str] = []
     for line in lines:
@@ -335,18 +314,17 @@ def ranked_table(ranking: Ranking) -> str:
     return "\n".join(texts).rstrip()
 
 
-def _cells(row: RankedMethod) -> list[str]:
-    rank, accuracy, difference = "", "none", ""
+def _cells(ranking: Ranking, row: ScoreRow[KnownRun]) -> list[str]:
+    rank, worst, difference = "", "-", ""
     if row.rank is not None:
         rank = str(row.rank)
-    if row.accuracy is not None:
-        accuracy = f"{row.accuracy.mean:.2f}"
-        if row.accuracy.half_width is not None:
-            accuracy += f" ± {row.accuracy.half_width:.2f}"
     if row.difference is not None:
         difference = str(row.difference)
-    costs = [str(row.trials), f"{row.hours:.2f}", f"{row.megabytes:.1f}"]
-    return [rank, row.name, accuracy, f"{row.worst:.2f}", difference, row.verdict, *costs]
+    if row.runs:
+        worst = number_text(statistics.fmean(row.scores("worst").values()))
+    scores = [str(row.value() or "none"), worst, difference, row.verdict]
+    costs = [str(ranking.trials[row.label]), f"{ranking.hours[row.label]:.2f}", number_text(row.megabytes, 1)]
+    return [rank, marked_name(row), *scores, *costs]
 
 
 def notes(ranking: Ranking) -> list[str]:
@@ -354,27 +332,19 @@ def notes(ranking: Ranking) -> list[str]:
     found: list[str] = []
     by_verdict: dict[str, list[str]] = {}
     for row in ranking.rows:
-        by_verdict.setdefault(row.verdict.partition(" (")[0], []).append(row.method)
+        by_verdict.setdefault(row.verdict.partition(" (")[0], []).append(row.label)
     for verdict, text in VERDICTS.items():
         if verdict in by_verdict:
             found.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
     if "not tested" in by_verdict:
         found.append("Not tested: an interval needs two studies or more (--studies) that differ.")
-    bounds = [row.method for row in ranking.rows if row.bound]
+    bounds = [row.label for row in ranking.rows if row.bound]
     if bounds:
         found.append(f"{', '.join(bounds)}: {BOUNDS}.")
-    if any(row.own_models for row in ranking.rows):
+    if any(row.personal for row in ranking.rows):
         found.append("* each client is scored with a model of its own; these rows have no rank.")
-    codes: set[str] = set()
-    processors: set[str] = set()
     for row in ranking.rows:
-        codes |= row.codes
-        processors |= row.processors
-        if row.missing:
-            found.append(f"† {row.method} is incomplete and has no rank: {'; '.join(row.missing)}.")
-    if len(codes) > 1:
-        found.append(f"The rows were run by different code: {', '.join(sorted(codes))}.")
-    if len(processors) > 1:
-        kinds = "; ".join(sorted(processor or "not recorded" for processor in processors))
-        found.append(f"The rows were computed on different processors, which moves scores (docs/faq.md): {kinds}.")
-    return found
+        if row.absent:
+            lacks = "; ".join(f"{what}: {reason}" for what, reason in row.absent.items())
+            found.append(f"† {row.label} is incomplete and has no rank: {lacks}.")
+    return [*found, *notes_on(ranking.rows)]

@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from common.choices import choices_of
-from common.config import Search, compose_config, search_ranges
-from common.errors import ConfigError, nearest
+from common.composition import compose_config
+from common.config import Search, search_ranges
+from common.errors import ConfigError
 from common.metrics import MEASURES, Measure
 from common.overlays import printed_values
 from common.privacy import GaussianPrivacy
 from common.run_config import FOLDER_KEYS, result_settings
 from common.settings import RunSettings, settings_of
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT, NAMES, Rules
 
 BASE = "fedavg"
 """The method that the others are compared with, if it is among them; otherwise it is the first."""
-
-STUDY_SEED = 1000
-"""Seed of the first study; the others count up from it. Final runs have seeds from 0."""
 
 VALIDATION = "protocol.validation=0.1"
 PARTITION = "protocol.partition_seed"
@@ -31,15 +30,8 @@ RATE = "train.learning_rate"
 RATE_FACTOR = 10.0
 """The learning rate is searched from a tenth to ten times its value in the settings."""
 
-IN_DOMAIN = "in_domain"
-"""The case in which every domain has a client, and all domains are scored."""
-
-LEAVE_ONE_OUT = "leave_one_out"
 LEFT_OUT = "leave_out:"
 """The beginning of the name of a case in which one domain has no client; the score is that of this domain."""
-
-SCORES = (IN_DOMAIN, LEAVE_ONE_OUT)
-WEIGHTINGS = ("uniform", "samples")
 
 OWN_KEYS = (
     *FOLDER_KEYS,
@@ -49,62 +41,6 @@ OWN_KEYS = (
 """Settings that the rules set themselves."""
 
 Start = Literal["printed", "default", "given"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The numbers of a comparison.
-
-    Args:
-        studies: independent tuning studies of each method, >= 1. An interval needs two.
-        trials: trials of a study for each searched setting, >= 1. A method with three searched settings has three
-            times as many trials as one with a single setting, so that every setting is tuned alike.
-        runs: final runs of each study, >= 1, with seeds that nothing else has.
-        scores: ``in_domain``, ``leave_one_out`` or both.
-        weighting: how the server weighs clients in averages of models: ``uniform`` or ``samples`` for all methods that
-            have the setting; empty leaves each method's own.
-        batch: trials of a study that are drawn without each other's scores, >= 1. As many processes can do them at the
-            same time.
-
-    Raises:
-        ConfigError: a number or a choice is out of range.
-    """
-
-    studies: int = 3
-    trials: int = 8
-    runs: int = 2
-    scores: tuple[str, ...] = (IN_DOMAIN,)
-    weighting: str = ""
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("studies", "trials", "runs", "batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: a comparison needs one or more")
-        if self.studies * self.runs > STUDY_SEED:
-            raise ConfigError(f"--studies {self.studies} --runs {self.runs}: at most {STUDY_SEED} final runs a method")
-        if not self.scores:
-            raise ConfigError(f"--scores: choose among {', '.join(SCORES)}")
-        for score in self.scores:
-            if score not in SCORES:
-                raise ConfigError(f"--scores {score}: {nearest(score, SCORES)}")
-        if self.weighting and self.weighting not in WEIGHTINGS:
-            raise ConfigError(f"--weighting {self.weighting}: {nearest(self.weighting, WEIGHTINGS)}")
-
-    def seeds_of(self, study: int) -> range:
-        """Return the seeds of a study's final runs. No other study has them."""
-        return range(study * self.runs, (study + 1) * self.runs)
-
-    @property
-    def options(self) -> list[str]:
-        """The options of ``goldfinch compare`` that state these numbers."""
-        words = [f"--trials={self.trials}", f"--studies={self.studies}", f"--runs={self.runs}"]
-        words.append(f"--scores={','.join(self.scores)}")
-        if self.weighting:
-            words.append(f"--weighting={self.weighting}")
-        if self.batch > 1:
-            words.append(f"--batch={self.batch}")
-        return words
 
 
 @dataclass(frozen=True)
@@ -184,7 +120,7 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
         if key in ("rules", "weighting"):
             raise ConfigError(
                 f"{item}: every comparison follows the rules of docs/fair-comparison.md; their numbers are options: "
-                "--studies, --trials, --runs, --scores, --weighting"
+                f"{', '.join(f'--{name}' for name in NAMES)}"
             )
         if key == "method":
             raise ConfigError(f"{item}: choose the methods of a comparison by --methods A,B")
@@ -202,7 +138,7 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
     if IN_DOMAIN in rules.scores:
         found.append(IN_DOMAIN)
     if LEAVE_ONE_OUT in rules.scores:
-        settings = settings_of(compose_config(_compose(method, IN_DOMAIN, overrides, rules)))
+        settings = settings_of(compose_config(_compose(method, IN_DOMAIN, overrides, rules)[0]))
         protocol = settings.choices["protocol"]
         if protocol != "one_per_domain":
             raise ConfigError(
@@ -214,8 +150,8 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
     return found
 
 
-def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> list[str]:
-    """Return the overrides of a method's runs in a case, without seed, output and printed values."""
+def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> tuple[list[str], str]:
+    """Return the overrides of a method's runs in a case, without seed, output and printed values, and the data set."""
     chosen = [f"method={method}", VALIDATION, *overrides]
     if case != IN_DOMAIN:
         chosen = [item for item in chosen if not item.startswith("protocol=")]
@@ -225,7 +161,7 @@ def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
         chosen.append(f"{PARTITION}=null")
     if rules.weighting and "weighting" in composed["method"]:
         chosen.append(f"method.weighting={rules.weighting}")
-    return chosen
+    return chosen, str(composed["choices"]["data"])
 
 
 def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> Entrant:
@@ -234,9 +170,9 @@ def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
     Raises:
         ConfigError: the method cannot be run or searched with these settings.
     """
-    chosen = _compose(method, case, overrides, rules)
+    chosen, data = _compose(method, case, overrides, rules)
     given = {item.partition("=")[0] for item in overrides}
-    paper = printed_values(method, compose_config(chosen)["choices"]["data"])
+    paper = printed_values(method, data)
     fixed: dict[str, float] = {}
     start: Start = "default"
     if paper is not None:

@@ -6,6 +6,7 @@ that was interrupted, or that several processes share, ends as one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -21,8 +22,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 
 from common.choices import folder_options
-from common.config import compose_config
-from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
+from common.composition import compose_config
+from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
 from common.overlays import overlay_text
 from common.overrides import quoted_override
@@ -30,18 +31,24 @@ from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
 from common.text import shell_line
-from goldfinch.results.run import RunFolder
-from goldfinch.study.rules import LEFT_OUT, STUDY_SEED, Entrant, Rules, measure_of, overrides_for, starting_values
+from goldfinch.record import RunRecord
+from goldfinch.study.options import STUDY_SEED, Rules
+from goldfinch.study.rules import LEFT_OUT, Entrant, measure_of, overrides_for, starting_values
 from goldfinch.study.storage import DONE, Task, damage, take
 from server.engines.inline import InlineEngine
 from server.run.conduct import FolderInUseError, run_federation
 from server.run.events import Listener
+from server.run.existing import Step, changed_files, decide
+from server.run.resume import MAX_NAMED
 
 UNPRUNED = 5
 """Complete trials of a study before one may be ended early."""
 
 POLL_SECONDS = 1.0
 """Seconds after which a process that waits for another one looks again."""
+
+OTHER_PLACE = "Choose another --output or --storage"
+"""What to do if the storage of a comparison holds another one."""
 
 Say = Callable[[str], None]
 
@@ -55,12 +62,14 @@ class TuningStudy:
         number: the study's number, from 0.
         rules: the numbers of the comparison.
         output: the folder of the comparison.
+        overwrite: whether it replaces studies and final runs of other settings or other code.
     """
 
     entrant: Entrant
     number: int
     rules: Rules
     output: Path
+    overwrite: bool = False
 
     @property
     def name(self) -> str:
@@ -80,7 +89,7 @@ class TuningStudy:
 
     @property
     def budget(self) -> int:
-        """The number of its trials: :attr:`~goldfinch.study.rules.Rules.trials` for each searched setting."""
+        """The number of its trials: :attr:`~goldfinch.study.options.Rules.trials` for each searched setting."""
         return self.rules.trials * len(self.entrant.space)
 
     @property
@@ -116,55 +125,75 @@ class SharedStudy:
         return len(finished_trials(self.trials)) >= self.study.budget
 
 
-def open_study(study: TuningStudy, storage: BaseStorage, place: str) -> SharedStudy:
+def open_study(study: TuningStudy, storage: BaseStorage, place: str, remedy: str = OTHER_PLACE) -> SharedStudy:
     """Open a study in its storage; it is made if it is not there.
+
+    A study of other settings or other code under the same name is kept, unless ``study`` is to replace it.
 
     Args:
         study: the study.
         storage: the storage.
         place: what to call it in messages.
+        remedy: what to do if it holds another study.
 
     Raises:
-        ConfigError: the storage holds a study of other settings under the same name.
+        ConfigError: the storage holds another study under the same name.
         CheckpointError: the storage is damaged.
     """
     with damage(place):
-        trials = _open(study.name, study, storage, place)
-        finals = _open(f"{study.name}/final", study, storage, place)
+        trials = _open(study.name, study, storage, place, remedy)
+        finals = _open(f"{study.name}/final", study, storage, place, remedy)
         failed = [trial.number for trial in finals.get_trials(deepcopy=False) if "problem" in trial.user_attrs]
         return SharedStudy(study, trials, finals, frozenset(failed))
 
 
-def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str) -> Study:
+def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remedy: str) -> Study:
     """Return Optuna's study with a name; a new one gets the subject of the study."""
-    found = optuna.create_study(
-        study_name=name,
-        storage=storage,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(),  # asked for nothing: entries have their values
-    )
-    known = found.user_attrs.get("subject")
+    found = _made(name, storage)
+    known, subject = found.user_attrs.get("subject"), study.subject
+    if study.overwrite and isinstance(known, dict) and known != subject:
+        with contextlib.suppress(KeyError):  # another process of the same comparison has deleted it
+            storage.delete_study(found._study_id)
+        found = _made(name, storage)
+        known = found.user_attrs.get("subject")
     if known is None and not found.trials:
-        found.set_user_attr("subject", study.subject)
+        found.set_user_attr("subject", subject)
     elif not isinstance(known, dict):
         raise CheckpointError(f"{place} is damaged or from another program: its study {name} has no settings")
-    elif known != study.subject:
-        subject = study.subject
+    elif known != subject:
         differ = sorted(key for key in known | subject if known.get(key) != subject.get(key))
-        raise ConfigError(
-            f"{place} holds a comparison with other settings ({', '.join(differ[:5])}): choose another --output or "
-            "--storage"
-        )
+        told = f"with other settings ({', '.join(differ[:5])})"
+        if differ == ["code"]:
+            told = f"of other code{_where(study)}"
+        raise ConfigError(f"{place} holds a comparison {told}. {remedy}")
     return found
+
+
+def _made(name: str, storage: BaseStorage) -> Study:
+    """Return Optuna's study with a name, which is made if it is not there; nothing is written if it is."""
+    sampler = optuna.samplers.RandomSampler()  # asked for nothing: entries have their values
+    with contextlib.suppress(KeyError):
+        return optuna.load_study(study_name=name, storage=storage, sampler=sampler)
+    return optuna.create_study(
+        study_name=name, storage=storage, direction="maximize", load_if_exists=True, sampler=sampler
+    )
+
+
+def _where(study: TuningStudy) -> str:
+    """Return in which files the code of a study's final runs differs from the present code; empty without such runs."""
+    for path in sorted(study.folder.glob("seed-*/code.json")):
+        files = changed_files(path.parent, study.entrant.settings.own_packages)
+        if files:
+            return f", which differs in {some_of(files, MAX_NAMED)}"
+    return ""
 
 
 def next_trial(shared: SharedStudy, say: Say) -> bool:
     """Do a trial that no process has done or does, and return whether there was one.
 
     The first trial has the values in the settings. As many more as there are searched settings are drawn at random, and
-    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the
-    trials of earlier batches alone (:attr:`~goldfinch.study.rules.Rules.batch`), in whatever order processes do them. A
+    the others by Optuna's TPE. Values and the median of Optuna's pruner depend on the trial's number and on the trials
+    of earlier batches alone (:attr:`~goldfinch.study.options.Rules.batch`), in whatever order processes do them. A
     trial counts whether it ends early, fails or not.
 
     Args:
@@ -312,7 +341,7 @@ def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={study.seed}", "rounds.test=false")
     folder = study.folder / f"trial-{_number(trial)}"
     try:
-        run_here(chosen, folder, scores, drawn.should_prune)
+        run_here(chosen, folder, scores, drawn.should_prune, own=True)
         if not scores.scores:
             raise EngineError("no round was validated")
         if not math.isfinite(scores.last):
@@ -330,7 +359,7 @@ def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
 
 def final_run(
     study: TuningStudy, values: Mapping[str, float], seed: int, listener: Listener | None = None
-) -> RunFolder:
+) -> RunRecord:
     """Do a run with the values that a study chose and a seed of its own, scored on test images, and return it.
 
     A run that is finished is not done again, and one that was interrupted goes on.
@@ -342,14 +371,16 @@ def final_run(
         listener: called with every event.
 
     Raises:
+        ConfigError: the folder holds another run, which the study does not replace.
         EngineError: the run could not be completed, or its last score lacks a domain.
     """
     chosen = (*study.entrant.overrides, *overrides_for(values), f"seed={seed}")
     folder = study.folder / f"seed-{seed}"
-    run_here(chosen, folder, listener)
-    run = RunFolder.open(folder)
-    if run.summary.get("missing"):
-        raise EngineError(f"{folder}: the score is without {named_missing(run.summary['missing'])}")
+    run_here(chosen, folder, listener, overwrite=study.overwrite)
+    run = RunRecord.open(folder)
+    missing = run.rules.get("final", {}).get("missing")
+    if missing:
+        raise EngineError(f"{folder}: the score is without {named_missing(missing)}")
     return run
 
 
@@ -358,6 +389,9 @@ def run_here(
     folder: Path,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    *,
+    overwrite: bool = False,
+    own: bool = False,
 ) -> None:
     """Do a run in this process, unless the folder holds it; a run that was interrupted goes on.
 
@@ -368,44 +402,47 @@ def run_here(
         folder: the run's folder.
         listener: called with every event, also with those of a part that was interrupted.
         stop: called before every round; ``True`` ends the run.
+        overwrite: whether a run of other settings or other code in the folder is replaced.
+        own: whether the folder is a trial's, which is deleted in any case: another run in it is deleted first.
+
+    Raises:
+        ConfigError: the folder holds another run, which is kept.
     """
     settings = settings_of(compose_config([*overrides, quoted_override("output", folder.absolute())]))
+    settings = replace(settings, overwrite=overwrite)
     while True:
         try:
-            _run_or_resume(settings, listener, stop)
+            _run_or_resume(settings, listener, stop, own=own)
         except FolderInUseError:
             time.sleep(POLL_SECONDS)
         else:
             return
 
 
-def _run_or_resume(settings: RunSettings, listener: Listener | None, stop: Callable[[], bool]) -> None:
+def _run_or_resume(
+    settings: RunSettings, listener: Listener | None, stop: Callable[[], bool], *, own: bool = False
+) -> None:
     listeners: list[Listener] = []
     if listener is not None:
         listeners.append(listener)
-    known = _same_run(settings)
-    if known is None:
-        settings = replace(settings, overwrite=True)
-    else:
-        for entry in known.events:
+    folder = settings.output_folder
+    decision = decide(settings, study=True)
+    if decision.step is Step.KEEP and own:
+        shutil.rmtree(folder)
+        decision = decide(settings, study=True)
+    if decision.step is Step.KEEP:
+        raise ConfigError(
+            f"{folder} holds another run, which is kept: {decision.reason}. Choose another --output, or add "
+            "overwrite=true to train again"
+        )
+    if decision.step in (Step.NOTHING, Step.GO_ON):
+        for entry in RunRecord(folder).told_events():
             for each in listeners:
                 each(str(entry["event"]), entry)
-        if known.summary:
-            return
-        settings = replace(settings, resume=True)
+    if decision.step is Step.NOTHING:
+        return
+    settings = replace(settings, resume=decision.step is Step.GO_ON, overwrite=decision.replaces)
     run_federation(settings, InlineEngine(settings), listeners, stop)
-
-
-def _same_run(settings: RunSettings) -> RunFolder | None:
-    """Return the run in the output folder if it is of these settings and this code and has a checkpoint."""
-    run = RunFolder(settings.output_folder)
-    try:
-        same = run.code == settings.code and run.settings.identity == settings.identity
-        if same and any((run.folder / "checkpoint").glob("*")):
-            return run
-    except GoldfinchError:
-        pass
-    return None
 
 
 def write_best(study: TuningStudy, found: Study, best: FrozenTrial) -> Path:

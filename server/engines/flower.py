@@ -28,7 +28,7 @@ from server.engines.inbox import Inbox
 from server.engines.waiting import OnWaiting, WaitReport
 from server.flower.cluster import ENDS_RUN
 from server.flower.silence import SilenceLimit
-from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is
+from server.run.engine import ENOUGH, Admit, Failure, Keep, as_it_is, without_the_late
 from strategies.core.federation import Closing, Reply
 from strategies.core.flower import fit_res_to_answer, properties_to_registrations, request_to_fit_ins
 
@@ -128,12 +128,14 @@ class FlowerEngine:
         silence: seconds that the SuperLink may take for one call; then this process ends, see :class:`SilenceLimit`.
         on_silence: called with the reason before that.
         on_waiting: called with the clients that the engine has waited for some seconds; see :class:`WaitReport`.
+        code: the run's hash of code. A node with another one names its files, so that the refusal says which differ.
     """
 
     def __init__(
         self,
         grid: Grid,
         *,
+        code: str = "",
         simulated: bool = False,
         enrolled: bool = False,
         silence: float = inf,
@@ -141,6 +143,7 @@ class FlowerEngine:
         on_waiting: OnWaiting | None = None,
     ) -> None:
         self.grid = grid
+        self._code = code
         self._on_waiting = on_waiting
         self.simulated = simulated
         self.enrolled = enrolled
@@ -268,7 +271,7 @@ class FlowerEngine:
                 state.due = now  # it is asked again when it returns
             if state.online and state.due <= now:
                 due.append(node)
-        content = getpropertiesins_to_recorddict(GetPropertiesIns({}))
+        content = getpropertiesins_to_recorddict(GetPropertiesIns({"code": self._code}))
         messages = []
         for node in due:
             ttl = max(deadline.left, self._states[node].patience) + GRACE_SECONDS
@@ -316,6 +319,15 @@ class FlowerEngine:
         Raises:
             EngineError: a Ray actor died. Flower does not replace it, so every later round would lose clients.
         """
+        if closing is None or not self.simulated:
+            return self._collect(message, requests, seconds, keep, closing)
+        replies, failures = self._collect(message, requests, seconds, keep, None)
+        return without_the_late(replies, failures, closing)
+
+    def _collect(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, keep: Keep, closing: Closing | None
+    ) -> tuple[list[Reply], list[Failure]]:
+        """Send the requests; collect the replies until all are there, the exchange closes, or ``seconds`` are over."""
         blob = encode(message)
         self._update_nodes()
         clients, behind = self._recipients(requests, closing)

@@ -16,7 +16,7 @@ from common.errors import ConfigError, GoldfinchError
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, Request, read_header
 from common.wire.payload import Payload, decode, encode, encoded_size
-from server.run.engine import Admit, Failure, Keep, as_it_is
+from server.run.engine import Admit, Failure, Keep, as_it_is, without_the_late
 from server.run.signals import uninterrupted
 from strategies.core.federation import Closing, Reply
 
@@ -99,7 +99,7 @@ class InlineEngine:
         seconds: float,  # noqa: ARG002  # nothing here waits on a network
         *,
         keep: Keep = as_it_is,
-        closing: Closing | None = None,  # noqa: ARG002
+        closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
         """Exchange one message with the clients. See :class:`server.run.engine.Engine`."""
         blob = None
@@ -113,7 +113,9 @@ class InlineEngine:
                 failures.append(outcome)
             else:
                 replies.append(outcome)
-        return replies, failures
+        if closing is None:
+            return replies, failures
+        return without_the_late(replies, failures, closing)
 
     def _ask(self, request: Request, message: Payload, blob: bytes | None, keep: Keep) -> Reply | Failure:
         """Return a client's reply, or its failure. With ``blob``, both directions are encoded and decoded."""

@@ -328,13 +328,14 @@ def check_registrations(found: Sequence[tuple[str, Sequence[Registration]]], set
     Raises:
         EngineError: one does not; it is named.
     """
+    from strategies.core.participants import code_text
+
     first, expected = found[0]
     for machine, registrations in found:
         for registration, other in zip(registrations, expected, strict=True):
             if registration.code != settings.code:
                 raise EngineError(
-                    f"{machine} runs code {registration.code}, this process {settings.code}: install "
-                    f"{settings.software} on both"
+                    f"{machine} runs {code_text(registration, settings)}: install {settings.software} on both"
                 )
             if (registration.split, registration.content) != (other.split, other.content):
                 raise EngineError(

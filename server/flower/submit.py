@@ -330,7 +330,7 @@ def remote_configuration(settings: RunSettings) -> dict[str, Any]:
 def write_bundle(folder: Path, client_app: str = CLIENT_APP) -> Path:
     """Copy the app's packages and a minimal ``pyproject.toml`` to ``folder``, and return it.
 
-    Choices of the user's own folders (:func:`common.config.search`) are copied to ``conf/``, so that every process of
+    Choices of the user's own folders (:func:`common.choices.search`) are copied to ``conf/``, so that every process of
     the run has them. The app has no dependencies on purpose: they are installed already, and Flower would fetch them
     again for every run.
 

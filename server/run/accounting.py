@@ -5,6 +5,8 @@ condition for that is not met it is ``None``, which stands for infinity, and ``c
 number for the noised parts.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import math
@@ -20,6 +22,8 @@ from common.regular_files import read_small
 from common.settings import RunSettings
 from common.storage import write_json
 from common.wire.messages import TRAINED_STATUSES
+from strategies.core.federation import Federation
+from strategies.core.participants import Registry
 
 DIGITS = 4
 """Decimals of a recorded epsilon. It is rounded up, so that it remains a bound and is never 0."""
@@ -237,65 +241,47 @@ def privacy_report(
 
 
 class PrivacyAccount:
-    """The ledger of a run; does nothing in a run without differential privacy.
+    """The releases of a run with differential privacy, and what they came to.
 
     Args:
-        settings: the run's settings.
+        settings: the run's settings, with differential privacy.
+        registry: the clients.
         sent: whether clients send ``prototypes`` and ``weights``.
     """
 
-    def __init__(self, settings: RunSettings, sent: Mapping[str, bool]) -> None:
-        self.settings = settings
-        self.ledger: ReleaseCounts | None = None
-        if isinstance(settings.privacy, GaussianPrivacy):
-            self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume)
+    def __init__(self, settings: RunSettings, registry: Registry, sent: Mapping[str, bool]) -> None:
+        self.settings, self.registry = settings, registry
+        self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume)
 
-    def asked(self, run: str, clients: Iterable[str]) -> None:
-        """See :meth:`ReleaseCounts.asked`."""
-        if self.ledger is not None:
-            self.ledger.asked(run, clients)
+    @classmethod
+    def of(cls, settings: RunSettings, federation: Federation) -> PrivacyAccount | None:
+        """Return the account of a run; ``None`` without differential privacy."""
+        if not isinstance(settings.privacy, GaussianPrivacy):
+            return None
+        prototypes = settings.method.prototypes_from != "none"
+        sent = {"prototypes": prototypes, "weights": bool(federation.server.shared)}
+        return cls(settings, federation.registry, sent)
 
-    def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """See :meth:`ReleaseCounts.answered`."""
-        if self.ledger is not None:
-            self.ledger.answered(run, rows)
-
-    def warnings(self, samples: Mapping[str, int]) -> list[str]:
-        """Return why there is no epsilon or a weak one, one sentence each.
-
-        Args:
-            samples: training samples of each client.
-        """
+    def warnings(self) -> list[str]:
+        """Return why there is no epsilon or a weak one, one sentence each."""
         privacy = self.settings.privacy
-        if self.ledger is None or not isinstance(privacy, GaussianPrivacy):
-            return []
+        assert isinstance(privacy, GaussianPrivacy)
         unmet = conditions(unprotected(privacy, self.ledger.sent), ())
-        return [f"no epsilon: {reason}" for reason in unmet] + warnings_of(privacy, samples)
+        return [f"no epsilon: {reason}" for reason in unmet] + warnings_of(privacy, self._samples())
 
-    def report(self, samples: Mapping[str, int]) -> dict[str, Any] | None:
+    def report(self) -> dict[str, Any] | None:
         """See :func:`privacy_report`."""
-        return privacy_report(self.settings, self.ledger, samples)
+        return privacy_report(self.settings, self.ledger, self._samples())
 
-    def summary(self, samples: Mapping[str, int]) -> str:
-        """Return one line about the spent budget; empty without differential privacy."""
-        report = self.report(samples)
-        if report is None:
-            return ""
+    def summary(self) -> str:
+        """Return one line about the spent budget."""
+        report = self.report()
+        assert report is not None, "the run is private"
         return report_line(report)
 
-
-def with_conditions(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report; without epsilon if it is from an older version, which did not check the conditions."""
-    if "conditions" in report:
-        return dict(report)
-    return {
-        **report,
-        "neighbours": NEIGHBOURS.get(report["unit"], NEIGHBOURS["sample"]),
-        "epsilon": dict.fromkeys(report["epsilon"]),
-        "conditional_epsilon": dict(report["epsilon"]),
-        "conditions": ["the run is of an older version: its registration held a hash of the images"],
-        "warnings": [],
-    }
+    def _samples(self) -> dict[str, int]:
+        registrations = self.registry.registrations
+        return {client: registrations[client].samples for client in sorted(registrations)}
 
 
 def rounded_up(value: float) -> float | None:

@@ -9,9 +9,9 @@ from typing import Any
 from common.settings import RunSettings
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
-from server.run.engine import Admit, Engine, Failure
+from server.run.engine import Admit, Engine, Failure, Keep, as_it_is, without_the_late
 from strategies.core.attacks import Attack, Seen
-from strategies.core.federation import Reply
+from strategies.core.federation import Closing, Reply
 
 
 class AttackedEngine:
@@ -22,10 +22,9 @@ class AttackedEngine:
         settings: the run's settings.
     """
 
-    simulated = True
-
     def __init__(self, inner: Engine, settings: RunSettings) -> None:
         self.inner, self.settings = inner, settings
+        self.simulated = inner.simulated
         self.attack: Attack = settings.attack
         self._clients = sorted(spec.id for spec in settings.clients)
         self._claims: dict[str, dict[str, Any]] = {}
@@ -46,10 +45,16 @@ class AttackedEngine:
         return self.inner.register(expected, admit_changed, seconds)
 
     def exchange(
-        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
+        self,
+        message: Payload,
+        requests: Mapping[str, Request],
+        seconds: float,
+        *,
+        keep: Keep = as_it_is,
+        closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.run.engine.Engine`."""
-        replies, failures = self.inner.exchange(message, requests, seconds, **more)
+        """See :class:`server.run.engine.Engine`. An update that the attack withholds is nobody's in time."""
+        replies, failures = self.inner.exchange(message, requests, seconds, keep=keep)
         honest: dict[str, Payload] = {}
         for reply in replies:
             if reply.client not in self.attack.clients and requests[reply.client].train:
@@ -67,7 +72,9 @@ class AttackedEngine:
                     continue
                 reply = replace(reply, payload=payload)
             sent.append(reply)
-        return sent, failures
+        if closing is None:
+            return sent, failures
+        return without_the_late(sent, failures, closing)
 
     def close(self) -> None:
         """See :class:`server.run.engine.Engine`."""

@@ -1,5 +1,7 @@
 """Checkpoints: the global state after a round in one file, complete or absent, and found again after any crash."""
 
+import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,8 +10,10 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.settings import RunSettings
 from common.storage import Entry, GlobalState, Series, check_run_id, under_prefix, with_prefix
 from common.wire.messages import OwnVersion
+from strategies.core.federation import Federation
 
 BEST = "best"
 """What the file of the best round by validation is called instead of ``round``."""
@@ -17,7 +21,7 @@ BEST = "best"
 MEMORY = "memory/"
 """Prefix of what the guards against hostile updates remember."""
 
-_COUNTED = TypeAdapter(dict[str, OwnVersion] | None)
+_COUNTED = TypeAdapter(dict[str, OwnVersion])
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +31,12 @@ class Checkpoint:
     Args:
         method, identity, seed: what the run was; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
+        key: what participants are drawn from (``rounds.key``).
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
-        key: what participants are drawn from (``rounds.key``); ``None`` in the checkpoints of older runs: the seed.
         memory: what the guards remember, see :meth:`strategies.core.federation.Federation.memory`.
         attempt: number of the part of the run that wrote it.
         counted: the version of each client's own state that belongs to the state, by client id, see
-            :attr:`strategies.core.federation.Federation.counted`; ``None`` if an earlier release wrote the checkpoint.
+            :attr:`strategies.core.federation.Federation.counted`.
     """
 
     state: GlobalState
@@ -41,11 +45,11 @@ class Checkpoint:
     identity: str
     seed: int
     rounds: int
+    key: int
     seconds: float = 0.0
-    key: int | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     attempt: int = 0
-    counted: Mapping[str, OwnVersion] | None = None
+    counted: Mapping[str, OwnVersion] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -107,6 +111,76 @@ class Checkpoints:
     def clear(self) -> None:
         """Remove all checkpoints."""
         self.series.prune_except(())
+
+
+class RunCheckpoints:
+    """The checkpoints of a run that is going on: those of its last rounds, and that of its best round by validation.
+
+    A checkpoint holds the state and what the federation has learned of the clients; a resumed run gets both back.
+
+    Args:
+        settings: the run's settings.
+        federation: what the run's exchanges go through.
+
+    Attributes:
+        last: the checkpoints of the last rounds.
+        best: the checkpoint of the best round.
+        run_id: the run's id; a resumed run keeps it.
+        earlier_seconds: wall seconds of the run before this process.
+    """
+
+    def __init__(self, settings: RunSettings, federation: Federation) -> None:
+        self.settings, self.federation = settings, federation
+        folder = settings.output_folder / "checkpoint"
+        self.last = Checkpoints(folder, settings.rounds.checkpoints)
+        self.best = Checkpoints(folder, kind=BEST)
+        self.run_id = uuid.uuid4().hex[:12]
+        self.earlier_seconds = 0.0
+        self._started = time.perf_counter()
+
+    def restore(self, checkpoint: Checkpoint) -> GlobalState:
+        """Go on from a checkpoint; return its state.
+
+        Raises:
+            CheckpointError: the state is not one of the run's.
+        """
+        federation = self.federation
+        federation.check_fits(checkpoint.state)
+        federation.registry.key = checkpoint.key
+        federation.remember(checkpoint.memory)
+        federation.counted = checkpoint.counted
+        federation.attempt = max(federation.attempt, checkpoint.attempt + 1)
+        self.run_id, self.earlier_seconds = checkpoint.run, checkpoint.seconds
+        return checkpoint.state
+
+    def save(self, state: GlobalState) -> None:
+        """Keep the state of a round that is done; as the best, too, if the round itself scored it so."""
+        self.last.save(self._checkpoint(state))
+        if self.settings.method.scores_new_state and self.federation.best == state.round:
+            self.save_best(state)
+
+    def save_best(self, state: GlobalState) -> None:
+        """Keep the state with the best score on validation samples."""
+        self.best.replace(self._checkpoint(state))
+
+    def _checkpoint(self, state: GlobalState) -> Checkpoint:
+        return Checkpoint(
+            state,
+            run=self.run_id,
+            method=self.settings.method.name,
+            identity=self.settings.identity,
+            seed=self.settings.seed,
+            rounds=self.settings.train.rounds,
+            seconds=round(self.seconds(), 3),
+            key=self.federation.registry.key,
+            memory=self.federation.memory(),
+            attempt=self.federation.attempt,
+            counted=self.federation.counted,
+        )
+
+    def seconds(self) -> float:
+        """Return the wall seconds of the run: of this process, and of the parts before."""
+        return self.earlier_seconds + time.perf_counter() - self._started
 
 
 def _understand(entry: Entry) -> Checkpoint:

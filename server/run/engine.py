@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from common.numerics import generator
 from common.text import printable
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
@@ -18,11 +21,14 @@ ENOUGH = "enough others had answered"
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer as asked; its message is cut, and made printable.
+    """Why a client's reply does not count as it was sent, or did not come; the text is cut, and made printable.
+
+    Status and reason of a reply in the record, its event, and the event of a score that it lacks are those of one such
+    object.
 
     Args:
-        status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered), or
-            ``refused`` (the reply was not accepted).
+        status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered),
+            ``refused`` (the reply was not accepted), or ``scaled`` (a filter scaled its update down).
         reason: one line.
         traceback: the client's own traceback, if it sent one.
         sent: whether the request left at all.
@@ -55,11 +61,39 @@ def as_it_is(payload: Payload) -> Payload:
     return payload
 
 
+def without_the_late(
+    replies: Sequence[Reply], failures: Sequence[Failure], closing: Closing
+) -> tuple[list[Reply], list[Failure]]:
+    """Return the replies that arrive before a simulated exchange closes, and the failures with the late clients.
+
+    How long a simulated client takes says nothing of a device, so its delay is drawn: from the seed, the round and its
+    id, so that all simulations agree.
+
+    Args:
+        replies: the replies of all clients.
+        failures: clients without one.
+        closing: when the exchange closes.
+    """
+
+    def delay(reply: Reply) -> float:
+        draws = generator(closing.seed, "delay", closing.round, reply.client)
+        return float(torch.rand(1, generator=draws))
+
+    pending = sorted(replies, key=lambda reply: (delay(reply), reply.client))
+    arrived: list[Reply] = []
+    updates = 0
+    while pending and not closing.reached(updates, [reply.client for reply in pending]):
+        reply = pending.pop(0)
+        arrived.append(reply)
+        updates += reply.answer.trained
+    return arrived, [*failures, *(Failure(reply.client, "late", ENOUGH) for reply in pending)]
+
+
 class Engine(Protocol):
     """Reaches the clients of a federation.
 
     Attributes:
-        simulated: how long a client takes says nothing of a device.
+        simulated: whether all clients are on this machine, with all data, and none is a device.
     """
 
     simulated: bool
@@ -83,8 +117,9 @@ class Engine(Protocol):
     ) -> tuple[list[Reply], list[Failure]]:
         """Send ``message`` with each client's request; collect what comes back within ``seconds``.
 
-        Each answer's tensors go through ``keep`` as soon as they are read. ``closing`` says when not to wait longer; a
-        simulation, which waits for everybody, is not given one.
+        Each answer's tensors go through ``keep`` as soon as they are read. ``closing`` says when the exchange closes
+        before all have replied. A simulation waits for everybody, and draws who would have been late
+        (:func:`without_the_late`).
         """
 
     def close(self) -> None:

@@ -10,15 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
 from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
-from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
-from server.run.events import COUNTS_LESS_EVENT, WAITING_EVENT, Listener
+from common.wire.messages import UNUSED_STATUSES
+from server.run.events import WAITING_EVENT, Listener
+from server.run.files import ReplyTotals, counts_less
 from server.run.schema import EVENTS, REPLIES, SCORES, read_lines, stream_lines
-
-PARTS = ("weights", "prototypes", "extra", "header")
-"""Parts of a message. The header is everything besides tensors: names, shapes, JSON, padding."""
 
 BYTE_COLUMNS = (
     "bytes_down",
@@ -54,25 +51,8 @@ REPLY_COLUMNS = (
 )
 """Columns of :func:`reply_row`."""
 
-EARLIER = ("history.csv", "activity.csv", "confusion.jsonl", "validation_confusion.jsonl", "metrics.jsonl", "best")
-"""What earlier versions wrote into a run's folder and this one does not read."""
-
-
 CSV_COPIES = ("history.csv", "replies.csv")
 """Copies of scores and replies for a spreadsheet, which ``goldfinch report --csv`` writes."""
-
-
-def check_version(folder: Path) -> None:
-    """Refuse a run that an earlier version recorded.
-
-    Raises:
-        ConfigError: the folder has ``history.csv`` and lacks ``scores.jsonl``.
-    """
-    if (folder / "history.csv").exists() and not (folder / SCORES).exists():
-        raise ConfigError(
-            f"{folder} was written by an earlier version: it has history.csv, and this version reads {SCORES}. Read it "
-            "or go on with it with the version that wrote it, or run it again with overwrite=true"
-        )
 
 
 def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -95,7 +75,7 @@ def cut_back(path: Path, last: int, last_scored: int) -> None:
     Args:
         path: the file.
         last: the last round of which replies and events are kept; ``-1`` keeps nothing.
-        last_scored: the last round of which scores, and the events that sum them up, are kept.
+        last_scored: the last round of which scores, and the events that follow from them, are kept.
     """
     from common.storage import write_text
 
@@ -103,7 +83,7 @@ def cut_back(path: Path, last: int, last_scored: int) -> None:
     if last >= 0 and path.exists():
         for entry in read_lines(path):
             until = last
-            if "scored_on" in entry or entry.get("event") in ("score", "validation"):
+            if "scored_on" in entry or entry.get("event") in ("score", "validation", "finish"):
                 until = last_scored
             if entry.get("round", 0) <= until:
                 kept.append(f"{json.dumps(entry)}\n")
@@ -164,11 +144,25 @@ class History:
             cut_back(self.folder / name, self._last, self._last_scored)
         self.prototype_log = PrototypeLog(self.folder / "prototypes", self._last)
 
-    def event(self, name: str, **content: Any) -> None:
-        """Append an event and tell the listeners."""
+    def event(
+        self,
+        name: str,
+        *,
+        recorded: Mapping[str, Any] | None = None,
+        told: Mapping[str, Any] | None = None,
+        **content: Any,
+    ) -> None:
+        """Append an event and tell the listeners.
+
+        Args:
+            name: the event's name.
+            recorded: content that only the file has.
+            told: content that only the listeners get, because other files of the run hold it.
+            content: what both get.
+        """
         entry = {"event": name, "time": round(time.time(), 3), **content}
-        append_lines(self.folder / EVENTS, [entry])
-        self._tell(name, entry)
+        append_lines(self.folder / EVENTS, [{**entry, **(recorded or {})}])
+        self._tell(name, {**entry, **(told or {})})
 
     def _tell(self, name: str, entry: Mapping[str, Any]) -> None:
         for listener in self.listeners:
@@ -224,12 +218,12 @@ class History:
         found = read_lines(self.folder / EVENTS)
         return [int(entry["round"]) for entry in found if entry["event"] == event]
 
-    def answers(self) -> dict[str, int]:
-        """Return the run's replies by what became of them, see :func:`answers`."""
-        return answers(stream_lines(self.folder / REPLIES))
+    def answers(self) -> Mapping[str, int]:
+        """Return the run's replies by what became of them, see :class:`server.run.files.ReplyTotals`."""
+        return ReplyTotals.of(stream_lines(self.folder / REPLIES)).answers
 
     def counts_less(self) -> dict[str, dict[str, int]]:
-        """Return the clients that count for fewer samples than they registered, see :func:`counts_less`."""
+        """Return the clients that count for fewer samples than they registered."""
         return counts_less(read_lines(self.folder / EVENTS))
 
     def commonest_trouble(self) -> str:
@@ -251,37 +245,6 @@ class History:
             return "no client was asked, because none was available"
         (kind, times), *_ = kinds.most_common(1)
         return f"{times} of the {count} replies that did not count were {kind[0]}, such as {shown[kind]}"
-
-
-def answers(replies: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of updates that were used, as ``admitted``, and of replies with each other status.
-
-    Updates that were scaled are used, and are also counted on their own.
-
-    Args:
-        replies: lines of ``replies.jsonl``.
-    """
-    statuses = Counter(line["status"] for line in replies)
-    found = {"admitted": trained_count(statuses)}
-    for status in COUNTED_STATUSES:
-        found[status] = statuses[status]
-    return found
-
-
-def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the clients that count for fewer samples than they registered (``rounds.largest_client``).
-
-    Args:
-        events: the run's events.
-
-    Returns:
-        By client, the samples that it ``registered`` and that it ``counted`` for in the first such ``round``.
-    """
-    found: dict[str, dict[str, int]] = {}
-    for entry in events:
-        if entry["event"] == COUNTS_LESS_EVENT and "counted" in entry:  # older versions wrote a text alone
-            found[str(entry["client"])] = {key: int(entry[key]) for key in ("registered", "counted", "round")}
-    return dict(sorted(found.items()))
 
 
 def reply_row(line: Mapping[str, Any]) -> dict[str, Any]:

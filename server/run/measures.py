@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.confidence import ConfidenceCounts
 from common.errors import ConfigError
-from common.metrics import MEASURES, Measure
+from common.metrics import Measure
 from common.own_metric import values_of
 
 if TYPE_CHECKING:  # imports torch
@@ -102,8 +102,8 @@ def described(measures: Mapping[str, Measure]) -> dict[str, dict[str, Any]]:
 
 
 def measures_in(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Measure]:
-    """Return the metrics of a record, with those that every run has."""
-    found = dict(MEASURES)
+    """Return the metrics that :func:`described` wrote."""
+    found: dict[str, Measure] = {}
     for name, each in content.items():
         found[name] = Measure(str(each["label"]), str(each["unit"]), bool(each["lower_is_better"]))
     return found

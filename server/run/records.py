@@ -8,21 +8,19 @@ from typing import Any, NamedTuple
 
 from common.metrics import (
     COUNTED,
-    METRICS,
     ClassTotals,
-    Coverage,
     RoundScore,
     best_round,
     cells_of,
     counts_fit,
     states,
 )
-from common.scores import class_totals, scores_by_counts, scores_by_values
+from common.scores import class_totals
 from common.settings import RunSettings
-from common.wire.messages import Request, completed_status, request_text
+from common.wire.messages import SCALED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
-from server.run.engine import MAX_REASON, Failure
+from server.run.engine import Failure
 from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from server.run.history import History
 from server.run.measures import FurtherMeasures
@@ -38,6 +36,9 @@ EARLY_ROUNDS = 3
 FEW_STEPS = 200
 """Steps of a client in a whole run, below which more steps are suggested to a run at chance."""
 
+Further = Mapping[str, float | None]
+"""Values of further metrics of a domain, ``None`` for one that is not defined."""
+
 PHASES = ("load", "score", "train", "save")
 """What a device does in an exchange, in this order, with a column of seconds each."""
 
@@ -51,12 +52,17 @@ class Recorder:
         settings: the run's settings.
         federation: the exchange that is recorded; ``federation.best`` is set to the best round by validation.
         history: the run's files.
-        account: what clients have released under differential privacy.
+        account: what clients have released; ``None`` without differential privacy.
         run_id: the run's id.
     """
 
     def __init__(
-        self, settings: RunSettings, federation: Federation, history: History, account: PrivacyAccount, run_id: str
+        self,
+        settings: RunSettings,
+        federation: Federation,
+        history: History,
+        account: PrivacyAccount | None,
+        run_id: str,
     ) -> None:
         self.settings, self.federation, self.history = settings, federation, history
         self.account, self.run_id = account, run_id
@@ -70,25 +76,16 @@ class Recorder:
         """The last mean cross-entropy in training of a client of each domain."""
         self._collapsed: set[str] = set()
         """Domains in which the model predicts one class, each reported once."""
-        self._last_counts: dict[str, ClassTotals] = {}
-        """Images by class of each domain in the last score."""
         self._steps: dict[str, int] = {}
         """Steps that each client took in its last training."""
         self._further = FurtherMeasures(settings, history.event)
-        self._values: dict[tuple[str, str], dict[str, float | None]] = {}
-        """The last further values of each domain, by ``test`` or ``validation`` and the domain."""
-        self._resolution: dict[str, float] = {}
-        """How far the last values on test images may be from the exact ones, by metric that is binned."""
         self._skipped = set(history.rounds("round skipped"))
-        self._tested = Coverage(settings.test_scorers)
-        self._validated = Coverage(settings.validation_scorers)
-        self._validation = history.validation_scores()
-        for score in history.round_scores():
-            self._tested.take(score)
-        for score in self._validation:
-            self._validated.take(score)
-        best = self._best()
-        federation.best = best.round if best else -1
+        scores = history.scores()
+        self._tested = scores.series("test", "accuracy")
+        self._validated = scores.series("validation", settings.rounds.metric)
+        self._totals: dict[str, ClassTotals] = {}
+        """Images by class of each domain in the last score."""
+        self._choose_best()
 
     @property
     def server(self) -> ServerContext:
@@ -98,12 +95,14 @@ class Recorder:
     @property
     def validated(self) -> int:
         """The last round that was scored on validation samples; -1 if none was."""
-        if not self._validation:
+        if not self._validated.scores:
             return -1
-        return self._validation[-1].round
+        return self._validated.scores[-1].round
 
-    def _best(self) -> RoundScore | None:
-        return best_round(states(self._validation, self._skipped))
+    def _choose_best(self) -> None:
+        """Set ``federation.best``; -1 without a score on validation samples."""
+        best = best_round(states(self._validated.scores, self._skipped))
+        self.federation.best = best.round if best else -1
 
     def skipped(self, number: int, outcome: Outcome) -> None:
         """Write that round ``number`` missed its quorum."""
@@ -111,6 +110,11 @@ class Recorder:
         self.history.event(
             "round skipped", round=number, answered=len(outcome.updates), needed=outcome.needed, by=outcome.by
         )
+
+    def asked(self, requests: Mapping[str, Request]) -> None:
+        """Count each request to train as a release of a private run, before it is sent."""
+        if self.account is not None:
+            self.account.ledger.asked(self.run_id, [client for client, request in requests.items() if request.train])
 
     def record(
         self,
@@ -129,10 +133,11 @@ class Recorder:
             outcome: what was accepted of them.
             failures: clients without a reply, and replies that were not accepted.
         """
-        self._write_replies(message, requests, replies, outcome, failures)
+        scaled = [Failure(client, SCALED, reason) for client, reason in outcome.scaling_reasons().items()]
+        self._write_replies(message, requests, replies, outcome.admitted, [*scaled, *failures])
         if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
             self._write_scores(outcome, requests, failures)
-        self._write_scaled(outcome)
+        self._write_scaled(scaled, outcome)
         self._write_capped(outcome)
         for reply in outcome.admitted:
             if reply.answer.lost:
@@ -148,10 +153,10 @@ class Recorder:
         message: Payload,
         requests: Mapping[str, Request],
         replies: Sequence[Reply],
-        outcome: Outcome,
+        admitted: Sequence[Reply],
         failures: Sequence[Failure],
     ) -> None:
-        """Append one line per client that was asked.
+        """Append one line per client that was asked, with the status and the reason of its failure if it has one.
 
         Bytes are those that Goldfinch hands to the engine and receives from it: the tensors, the request's text, and
         the error text of a client that failed. What a transport adds (framing, signatures, TLS, polls, the app's code)
@@ -160,17 +165,17 @@ class Recorder:
         message_parts, message_size = message.part_bytes(), encoded_size(message)
         arrived = {reply.client: reply for reply in replies}
         lines: list[dict[str, Any]] = []
-        reasons = outcome.scaling_reasons()
-        for reply in outcome.admitted:
+        scaled = {failure.client: failure for failure in failures if failure.status == SCALED}
+        for reply in admitted:
             line = self._reply_line(reply)
             if reply.answer.trained:
                 self._steps[reply.client] = reply.answer.steps
-            if reply.client in reasons:
-                line["status"] = completed_status(train=True, scaled=True)
-                line["reason"] = reasons[reply.client][:MAX_REASON]
+            if reply.client in scaled:
+                line |= {"status": SCALED, "reason": scaled[reply.client].reason}
             lines.append(line)
         for failure in failures:
-            lines.append(self._failure_line(failure, arrived.get(failure.client)))
+            if failure.status != SCALED:
+                lines.append(self._failure_line(failure, arrived.get(failure.client)))
         sent = {failure.client: failure.sent for failure in failures}
         for line in lines:
             client = line["client"]
@@ -178,7 +183,8 @@ class Recorder:
                 request_size = len(request_text(requests[client]).encode())
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
-        self.account.answered(self.run_id, lines)
+        if self.account is not None:
+            self.account.ledger.answered(self.run_id, lines)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""
@@ -225,10 +231,10 @@ class Recorder:
             size = len(failure.reason.encode()) + len(failure.traceback.encode())
         return line | _byte_columns("up", {}, size)
 
-    def _write_scaled(self, outcome: Outcome) -> None:
-        for client, reason in outcome.scaling_reasons().items():
-            factors = {name: round(factor, 6) for name, factor in outcome.scaled[client].items()}
-            self._client_event(SCALED_EVENT, client, reason=reason[:MAX_REASON], factors=factors)
+    def _write_scaled(self, scaled: Sequence[Failure], outcome: Outcome) -> None:
+        for failure in scaled:
+            factors = {name: round(factor, 6) for name, factor in outcome.scaled[failure.client].items()}
+            self._client_event(SCALED_EVENT, failure.client, reason=failure.reason, factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
         """Report once each client that counts for fewer samples than it registered."""
@@ -283,96 +289,59 @@ class Recorder:
             if reply.answer.validation is not None:
                 validated.append(self._score_line(scored_round, reply, "validation", reply.answer.validation))
         self.history.add_scores([*tested, *validated])
-        self._compute_values(scored_round, outcome)
+        values = self._values(scored_round, outcome)
         if self.settings.rounds.test:
             self._report_missing(scored_round, requests, tested, failures)
         if tested:
-            self._score_event("score", self._tested.score(scored_round, _entries(tested)), **self._recorded("test"))
-            self._last_counts = self._tell_metrics(scored_round, tested)
+            score = self._tested.add(scored_round, tested)
+            self._score_event("score", score, values["test"], **self._resolution(outcome))
+            self._totals = {domain: counts for (_, domain), counts in class_totals(tested).items()}
+            self._tell_metrics(scored_round, values["test"])
         if validated:
-            score = self._by_metric(self._validated.score(scored_round, _entries(validated)), validated)
-            if score is None:
-                return
-            self._validation.append(score)
+            score = self._validated.add(scored_round, validated, values["validation"])
             metric = self.settings.rounds.metric
             named = {"metric": metric} if metric != "accuracy" else {}
-            self._score_event("validation", score, **named, **self._recorded("validation"))
-            if self._best() is score:
-                self.federation.best = scored_round
+            self._score_event("validation", score, values["validation"], **named)
+            self._choose_best()
 
-    def _compute_values(self, scored_round: int, outcome: Outcome) -> None:
-        """Compute the values of ``rounds.scores`` and ``own_metric``, of all clients that scored a domain together."""
-        self._values, self._resolution = {}, {}
-        if not self._further.measures:
-            return
-        by_domain: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for reply in outcome.admitted:
-            for entry in reply.answer.scores:
-                by_domain.setdefault(("test", entry["domain"]), []).append(entry)
-            if reply.answer.validation is not None:
-                key = "validation", reply.answer.validation["domain"]
-                by_domain.setdefault(key, []).append(reply.answer.validation)
-        for (scored_on, domain), entries in sorted(by_domain.items()):
-            self._values[scored_on, domain] = self._further.values(scored_round, entries)
-            if scored_on == "test":
-                for metric, resolution in self._further.resolution(entries).items():
-                    self._resolution[metric] = max(self._resolution.get(metric, 0.0), resolution)
-
-    def _recorded(self, scored_on: str) -> dict[str, Any]:
-        """Return the values of ``rounds.scores`` and ``own_metric`` as an event holds them; empty without such.
-
-        A reader could not compute those of ``own_metric``: it imports no class of a user's.
-
-        Args:
-            scored_on: ``test`` or ``validation``.
-        """
-        values: dict[str, dict[str, float | None]] = {}
-        for (kind, domain), found in self._values.items():
-            if kind == scored_on:
-                for metric, value in found.items():
-                    values.setdefault(metric, {})[domain] = value
-        recorded: dict[str, Any] = {}
-        if values:
-            recorded["values"] = values
-        if scored_on == "test" and self._resolution:
-            recorded["resolution"] = self._resolution
-        return recorded
-
-    def _by_metric(self, validation: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore | None:
-        """Return the score on validation samples by ``rounds.metric``; ``None`` if it is defined in no domain."""
-        metric = self.settings.rounds.metric
-        if metric == "accuracy":
-            return validation
-        if metric in METRICS:
-            (score,) = scores_by_counts(metric, [validation], class_totals(lines))
-            return score
-        values: dict[tuple[int, str], Mapping[str, float | None]] = {}
-        for (scored_on, domain), found in self._values.items():
-            if scored_on == "validation":
-                values[validation.round, domain] = found
-        scores = scores_by_values(metric, self._further.measures[metric], [validation], values)
-        return scores[0] if scores else None
-
-    def _tell_metrics(self, scored_round: int, lines: Sequence[Mapping[str, Any]]) -> dict[str, ClassTotals]:
-        """Tell the listeners of the metrics of each domain, over the counts of all clients that scored it.
+    def _values(self, scored_round: int, outcome: Outcome) -> dict[str, dict[tuple[int, str], Further]]:
+        """Return the values of ``rounds.scores`` and ``own_metric``, of all clients that scored a domain together.
 
         Returns:
-            Those counts by domain, without the domains of which a client sent none.
+            By ``test`` or ``validation``, then by round and domain; empty mappings without such metrics.
         """
-        totals: dict[str, ClassTotals] = {}
-        for (_, domain), counts in class_totals(lines).items():
-            totals[domain] = counts
+        found: dict[str, dict[tuple[int, str], Further]] = {"test": {}, "validation": {}}
+        if not self._further.measures:
+            return found
+        for scored_on, by_domain in _entries_by_domain(outcome).items():
+            for domain, entries in sorted(by_domain.items()):
+                found[scored_on][scored_round, domain] = self._further.values(scored_round, entries)
+        return found
+
+    def _resolution(self, outcome: Outcome) -> dict[str, Any]:
+        """Return how far the values on test images may be from the exact ones, by metric that is binned."""
+        found: dict[str, float] = {}
+        if not self._further.measures:
+            return {}
+        for entries in _entries_by_domain(outcome)["test"].values():
+            for metric, resolution in self._further.resolution(entries).items():
+                found[metric] = max(found.get(metric, 0.0), resolution)
+        if not found:
+            return {}
+        return {"resolution": found}
+
+    def _tell_metrics(self, scored_round: int, values: Mapping[tuple[int, str], Further]) -> None:
+        """Tell the listeners of the metrics of each domain, over all clients that scored it."""
         metrics: dict[str, dict[str, float]] = {}
         for metric in COUNTED:
             metrics[metric] = {}
-            for domain in sorted(totals):
-                metrics[metric][domain] = totals[domain].metric(metric)
-        for (scored_on, domain), values in self._values.items():
-            for name, value in values.items():
-                if scored_on == "test" and value is not None:
+            for domain, totals in sorted(self._totals.items()):
+                metrics[metric][domain] = totals.metric(metric)
+        for (_, domain), by_metric in values.items():
+            for name, value in by_metric.items():
+                if value is not None:
                     metrics.setdefault(name, {})[domain] = value
         self.history.tell_metrics(scored_round, metrics)
-        return totals
 
     def _has_counts(self, entry: Mapping[str, Any]) -> bool:
         return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
@@ -425,11 +394,11 @@ class Recorder:
         The average over domains is compared with that of the most frequent class of each domain, and counts as better
         from two of its standard errors on, since a few test images can be predicted by luck.
         """
-        counts = self._last_counts
-        scores = self.history.round_scores()
+        counts = list(self._totals.values())
+        scores = self._tested.scores
         if not counts or not scores or scores[-1].round < EARLY_ROUNDS:
             return
-        average, at_most = scores[-1].average, chance(list(counts.values()))
+        average, at_most = scores[-1].average, chance(counts)
         if average > at_most.average + 2 * at_most.error:
             return
         steps = round(sum(self._steps.values()) / max(1, len(self._steps)))
@@ -438,21 +407,28 @@ class Recorder:
             round=scores[-1].round,
             average=round(average, 4),
             chance=round(at_most.average, 4),
-            images=sum(sum(each.true) for each in counts.values()),
+            images=sum(sum(each.true) for each in counts),
             steps=steps,
             remedies=remedies(self.settings, steps),
         )
 
-    def _score_event(self, name: str, score: RoundScore, **more: Any) -> None:
-        self.history.event(
-            name,
-            round=score.round,
-            accuracy=dict(score.accuracy),
-            average=score.average,
-            worst=score.worst,
-            missing=dict(score.missing),
-            **more,
-        )
+    def _score_event(
+        self, name: str, score: RoundScore | None, values: Mapping[tuple[int, str], Further], **content: Any
+    ) -> None:
+        """Write the event of a round's score; its numbers are in ``scores.jsonl``, and the listeners get them.
+
+        The event holds the values of ``rounds.scores`` and ``own_metric`` of all clients together. A reader could not
+        compute those of ``own_metric``: it imports no class of a user's.
+        """
+        if score is None:  # the metric is defined in no domain
+            return
+        by_metric: dict[str, dict[str, float | None]] = {}
+        for (_, domain), each in values.items():
+            for metric, value in each.items():
+                by_metric.setdefault(metric, {})[domain] = value
+        if by_metric:
+            content["values"] = by_metric
+        self.history.event(name, round=score.round, told=score.content(), **content)
 
     def _report_missing(
         self,
@@ -472,7 +448,7 @@ class Recorder:
                 status, reason = failed[client].status, failed[client].reason
             for domain in request.score:
                 if (client, domain) not in scored:
-                    content = {"domain": domain, "client": client, "status": status, "reason": reason}
+                    content: dict[str, Any] = {"domain": domain, "client": client, "status": status, "reason": reason}
                     self.history.event("score missing", round=scored_round, **content)
         unscored = set(self.settings.test_scorers) - asked
         for domain in sorted(unscored - self._unscored):
@@ -560,8 +536,16 @@ def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
     return label, share
 
 
-def _entries(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
-    return [(row["domain"], row["correct"], row["count"]) for row in rows]
+def _entries_by_domain(outcome: Outcome) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
+    """Return the scores in the accepted replies, by ``test`` or ``validation``, then by domain."""
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {"test": {}, "validation": {}}
+    for reply in outcome.admitted:
+        for entry in reply.answer.scores:
+            found["test"].setdefault(entry["domain"], []).append(entry)
+        validation = reply.answer.validation
+        if validation is not None:
+            found["validation"].setdefault(validation["domain"], []).append(validation)
+    return found
 
 
 def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[str, int]:

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from common.choices import folder_options
-from common.errors import CheckpointError, some_of
-from common.metrics import RoundScore
+from common.errors import CheckpointError, ConfigError, some_of
 from common.regular_files import read_small
-from common.run_config import contradictions, yaml_of
+from common.run_config import CLASS_NAMES, contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
 from common.text import printable, shell_line
-from common.versions import code_files, package_versions
+from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.events import Listener
-from server.run.history import History, append_lines, check_version
+from server.run.files import RunFiles, check_version
+from server.run.history import History, append_lines
 from server.run.schema import EVENTS, read_lines
+from server.run.summary import SUMMARY, summary_of
 
 MAX_NAMED = 5
 """Largest number of changed settings, files and packages that a message names."""
@@ -50,11 +51,13 @@ class RunStart:
         history: the run's files; :func:`take_over` drops a resumed run's rounds after the checkpoint.
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
+        seconds: wall seconds of the parts before.
     """
 
     history: History
     checkpoint: Checkpoint | None
     check: ResumeCheck
+    seconds: float = 0.0
 
 
 def open_run(
@@ -91,7 +94,15 @@ def open_run(
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
         history.event("code changed", round=done, reason=changed)
-    return RunStart(history, checkpoint, check)
+    return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)))
+
+
+def _seconds_of_end(folder: Path) -> float:
+    """Return the wall seconds of a run that has ended, with those after its last checkpoint; 0 for any other."""
+    end = RunFiles(folder).facts.end
+    if end is None:
+        return 0.0
+    return end.seconds
 
 
 def record_interruption(folder: Path, reason: str) -> None:
@@ -120,23 +131,17 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
         The newest checkpoint in the run's folder; ``None`` if there is none, or if the run is not to be resumed.
 
     Raises:
-        ConfigError: an earlier release wrote the run's records.
-        CheckpointError: no checkpoint can be read; an earlier release wrote it; a setting contradicts the rounds that
-            are done; or ``train.rounds`` is less than they are, or differs although the run follows a schedule over all
-            rounds.
+        ConfigError: an older version of Goldfinch wrote the folder.
+        CheckpointError: no checkpoint can be read; a setting contradicts the rounds that are done; or ``train.rounds``
+            is less than they are, or differs although the run follows a schedule over all rounds.
     """
     if not settings.resume:
         return None
+    check_version(settings.output_folder)
     checkpoints = Checkpoints(settings.output_folder / "checkpoint")
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
-    check_version(settings.output_folder)
-    if checkpoint.counted is None:
-        raise CheckpointError(
-            f"the checkpoint in {settings.output_folder} was written by an earlier release and does not say which of "
-            f"the clients' own states counted: finish the run with that release, or {ELSEWHERE}"
-        )
     _check_settings(settings, checkpoint)
     _check_rounds(settings, checkpoint, checkpoints.series.numbers())
     return checkpoint
@@ -153,18 +158,20 @@ def has_finished(settings: RunSettings) -> bool:
     folder = settings.output_folder
     if not settings.resume or not (folder / "config.yaml").exists():
         return False
+    files = RunFiles(folder)
     try:
-        summary = dict(json.loads(read_small(folder / "summary.json")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        facts, summary = files.facts, summary_of(files)
+    except ConfigError:
+        return False
+    if not summary:
         return False
     total = settings.train.rounds if settings.method.trains else 0
-    ended = summary.get("rounds") == total or "stopped_early" in summary  # Ctrl-C writes a summary, too
-    whole = ended and summary.get("average") is not None and not summary.get("missing")
-    validation = summary.get("validation")
-    if isinstance(validation, dict) and validation.get("missing"):
+    ended = facts.rounds == total or facts.early_stop is not None  # Ctrl-C ends a run in order, too
+    whole = ended and summary["average"] is not None and not summary["missing"]
+    if summary.get("validation", {}).get("missing"):
         whole = False
-    same = not contradictions(settings.raw, folder / "config.yaml", changeable=())
-    return whole and same and summary.get("identity") == settings.identity
+    same = not contradictions(settings.raw, files.config_file, changeable=())
+    return whole and same and facts.identity == settings.identity
 
 
 def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
@@ -179,9 +186,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
         parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
     if checkpoint.seed != settings.seed:
         parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
-    for key, (now, before) in contradictions(settings.raw, folder / "config.yaml").items():
-        if key not in ("method", "seed"):  # of which the checkpoint's own record is told
-            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    parts += changed_settings(settings, without=("method", "seed"))  # of which the checkpoint's own record is told
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
@@ -224,6 +229,23 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
     )
 
 
+def changed_settings(settings: RunSettings, without: Sequence[str] = ()) -> list[str]:
+    """Return which settings contradict those of the run in the output folder, each as ``KEY=NOW, which was BEFORE``.
+
+    Args:
+        settings: the present settings.
+        without: settings that are left out.
+
+    Raises:
+        ConfigError: the folder's ``config.yaml`` cannot be read.
+    """
+    parts: list[str] = []
+    for key, (now, before) in contradictions(settings.raw, settings.output_folder / "config.yaml").items():
+        if key not in without:
+            parts.append(f"{key}={_shown(now)}, which was {_shown(before)}")
+    return parts
+
+
 def _shown(value: Any) -> str:
     """Return a setting's value for a message."""
     if value is None:
@@ -263,9 +285,15 @@ def take_over(settings: RunSettings, start: RunStart, done: int) -> None:
     if start.checkpoint is not None:
         start.history.rewind()
     folder = settings.output_folder
-    write_text(folder / "config.yaml", yaml_of(settings.raw))
+    write_config(settings)
     if done < settings.train.rounds:
-        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def write_config(settings: RunSettings) -> None:
+    """Write a run's ``config.yaml``: its settings, and the classes by label."""
+    named = {**settings.raw, CLASS_NAMES: list(settings.data.class_names)}
+    write_text(settings.output_folder / "config.yaml", yaml_of(named))
 
 
 @dataclass
@@ -335,7 +363,7 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if not before:
         return ""
     versions = package_versions()
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    changed = differing(before, now)
     parts: list[str] = []
     for name in changed[:MAX_NAMED]:
         if name in versions:
@@ -345,16 +373,3 @@ def changed_code(folder: Path, own: tuple[str, ...] = (), *, resumed: bool) -> s
     if len(changed) > MAX_NAMED:
         parts.append(f"{len(changed) - MAX_NAMED} more")
     return printable(", ".join(parts))
-
-
-def best_of(scores: Sequence[RoundScore]) -> dict[str, float]:
-    """Return the highest accuracy over ``scores`` of each domain, and of ``average`` and ``worst`` of whole scores."""
-    best: dict[str, float] = {}
-    for score in scores:
-        values = dict(score.accuracy)
-        if not score.missing:
-            values["average"] = score.average
-            values["worst"] = score.worst
-        for name, value in values.items():
-            best[name] = max(value, best.get(name, value))
-    return best

@@ -23,7 +23,7 @@ Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
 Key = Annotated[int, Field(gt=-(2**128), lt=2**128)]
-"""A seed, or what a deployment draws its participants from (:data:`server.run.rounds.KEY_BITS`)."""
+"""A seed, or what a deployment draws its participants from (:data:`server.run.registration.KEY_BITS`)."""
 
 Missing = dict[Text, Integer | None]
 """Domains that a score lacks, and the last round that scored each."""
@@ -41,8 +41,7 @@ class Confusion(TypedDict):
 class ScoreLine(TypedDict):
     """A line of ``scores.jsonl``.
 
-    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone. An earlier version's line that
-    was converted has the values of confusion counts instead of the counts.
+    ``values`` are those of ``rounds.scores`` and ``own_metric`` for this client alone.
     """
 
     round: Integer
@@ -96,14 +95,20 @@ class MeasureShape(TypedDict):
     lower_is_better: bool
 
 
-class FinalMeasure(MeasureShape):
-    """A metric that only some runs have, by domain and over domains, in the last scored round."""
+class Privacy(TypedDict):
+    """What a run released."""
 
-    domains: dict[Text, Finite]
-    average: Finite | None
-    worst: Finite | None
-    missing: NotRequired[Missing]
-    resolution: NotRequired[Finite]
+    unit: Literal["sample", "client"]
+    neighbours: Text
+    delta: Finite
+    covers: list[Text]
+    unprotected: list[Text]
+    randomness: NotRequired[list[Text]]
+    releases: dict[Text, Integer]
+    epsilon: dict[Text, Finite | None]
+    conditional_epsilon: dict[Text, Finite | None]
+    conditions: list[Text]
+    warnings: list[Text]
 
 
 class Event(TypedDict):
@@ -111,6 +116,12 @@ class Event(TypedDict):
 
     event: str
     time: Annotated[float, Field(ge=0, lt=1e11)]
+    run: NotRequired[Text]
+    method: NotRequired[Text]
+    data: NotRequired[Text]
+    content: NotRequired[Text]
+    device: NotRequired[str]
+    versions: NotRequired[dict[str, str]]
     round: NotRequired[Integer]
     rounds: NotRequired[Integer]
     client: NotRequired[str]
@@ -119,12 +130,9 @@ class Event(TypedDict):
     class_counts: NotRequired[ClassCounts]
     samples: NotRequired[Integer]
     seconds: NotRequired[Finite]
-    accuracy: NotRequired[dict[str, Finite]]
     average: NotRequired[Finite]
-    worst: NotRequired[Finite]
     metric: NotRequired[Text]
     measures: NotRequired[dict[Text, MeasureShape]]
-    missing: NotRequired[Missing]
     attack: NotRequired[Text]
     values: NotRequired[dict[Text, dict[Text, Finite | None]]]
     resolution: NotRequired[dict[Text, Finite]]
@@ -134,112 +142,17 @@ class Event(TypedDict):
     reason: NotRequired[str]
     counted: NotRequired[Integer]
     registered: NotRequired[Integer]
-    answers: NotRequired[dict[Text, Integer]]
-    sha256: NotRequired[str]
-
-
-class Scores(TypedDict):
-    """A run's scores by one rule."""
-
-    round: NotRequired[Integer]
-    rounds: NotRequired[Integer]
-    accuracy: dict[Text, Finite]
-    average: Finite
-    worst: Finite
-    spread: Finite
-    missing: NotRequired[Missing]
-    validation: NotRequired[Finite]
-    validation_missing: NotRequired[Missing]
-    seen_average: NotRequired[Finite]
-    unseen_average: NotRequired[Finite]
-
-
-class Validation(TypedDict):
-    """The round that is best on validation samples."""
-
-    round: Integer
-    average: Finite
-    missing: NotRequired[Missing]
-    metric: NotRequired[Text]
-
-
-class EarlyStop(TypedDict):
-    """Why a run ended before its last round."""
-
-    rounds_planned: Integer
-    patience: Integer
-    best_round: Integer
-
-
-class Privacy(TypedDict):
-    """What a run released; older versions did not record the conditions of an epsilon."""
-
-    unit: Literal["sample", "client"]
-    neighbours: NotRequired[Text]
-    delta: Finite
-    covers: list[Text]
-    unprotected: list[Text]
-    randomness: NotRequired[list[Text]]
-    releases: dict[Text, Integer]
-    epsilon: dict[Text, Finite | None]
-    conditional_epsilon: NotRequired[dict[Text, Finite | None]]
-    conditions: NotRequired[list[Text]]
-    warnings: NotRequired[list[Text]]
-
-
-class CountsLess(TypedDict):
-    """The samples that a client registered, and that it counted for from a round on."""
-
-    registered: Integer
-    counted: Integer
-    round: Integer
-
-
-class Summary(TypedDict):
-    """``summary.json``, as far as others read it."""
-
-    method: Text
-    data: Text
-    protocol: Text
-    model: Text
-    seed: Integer
-    identity: Text
-    configuration: Text
-    scoring: NotRequired[Text]
-    code: NotRequired[Text]
-    rounds: Integer
-    rounds_held: NotRequired[Integer]
-    rounds_skipped: Integer
-    key: NotRequired[Key | None]
-    class_names: NotRequired[list[Text]]
-    clients: NotRequired[dict[Text, Integer]]
-    stopped_early: NotRequired[EarlyStop]
-    joined_batches: NotRequired[list[Text]]
-    scored: Text
-    bound: NotRequired[Literal["lower", "upper"] | None]
-    attack: NotRequired[Text]
-    scores: dict[str, Scores]
-    images: NotRequired[dict[Text, Integer]]
-    missing: NotRequired[Missing]
-    partial: NotRequired[bool]
-    unseen: NotRequired[list[str]]
-    accuracy: NotRequired[dict[Text, Finite]]
-    average: Finite | None
-    worst: Finite | None
-    spread: NotRequired[Finite | None]
-    validation: NotRequired[Validation]
-    metrics: NotRequired[dict[Text, FinalMeasure]]
-    answers: NotRequired[dict[Text, Integer]]
-    counts_less: NotRequired[dict[Text, CountsLess]]
-    privacy: NotRequired[Privacy]
-    state_sha256: Text
-    bytes: dict[Literal["up", "down"], Integer]
-    bytes_by_part: NotRequired[dict[Literal["up", "down"], dict[Text, Integer]]]
+    sha256: NotRequired[Text]
     server_peak_bytes: NotRequired[Integer]
-    wall_seconds: NotRequired[Finite]
-    splits: NotRequired[dict[str, str]]
-    versions: NotRequired[dict[str, str]]
+    key: NotRequired[Key | None]
+    joined_batches: NotRequired[list[Text]]
+    privacy: NotRequired[Privacy]
+    split: NotRequired[Text]
+    scored: NotRequired[Text]
+    bound: NotRequired[Literal["lower", "upper"] | None]
     processor: NotRequired[dict[Text, Text]]
+    best: NotRequired[int]
+    patience: NotRequired[Integer]
 
 
 MAX_RECORD = 4 * 2**30
@@ -249,18 +162,21 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
     SCORES: TypeAdapter(list[ScoreLine]),
     REPLIES: TypeAdapter(list[ReplyLine]),
     EVENTS: TypeAdapter(list[Event]),
-    "summary.json": TypeAdapter(list[Summary]),
 }
 """Of the entries of each file, by its name."""
 
+END = ("sha256", "seconds", "server_peak_bytes")
+"""What the event has that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
+
 NEEDED = {
-    "score": ("round", "accuracy", "average", "worst"),
-    "validation": ("round", "accuracy", "average", "worst"),
-    "start": ("round", "rounds", "clients", "method", "data"),
-    "resume": ("round", "rounds", "clients", "method", "data"),
-    "registered": ("client", "domain", "class_counts"),
+    "score": ("round",),
+    "validation": ("round",),
+    "start": ("round", "rounds", "clients", "method", "data", "scored", "processor"),
+    "resume": ("round", "rounds", "clients", "method", "data", "scored", "processor"),
+    "registered": ("client", "domain", "class_counts", "samples", "split"),
     "registration lost": ("client", "reason"),
     "registration refused": ("client", "reason"),
+    "client counts less": ("round", "client", "reason", "registered", "counted"),
     "missing": ("clients",),
     "metric failed": ("round", "reason"),
     "code changed": ("reason",),
@@ -276,9 +192,9 @@ NEEDED = {
     "stopped early": ("round", "rounds", "best", "patience"),
     "failed": ("round", "reason"),
     "interrupted": ("reason",),
-    "finish": ("round", "sha256"),
+    "finish": ("round", *END),
 }
-"""What an event of a name holds besides; one that begins with ``client`` has round, client and reason."""
+"""What an event of a name holds besides; any other that begins with ``client`` has round, client and reason."""
 
 
 @contextlib.contextmanager
@@ -295,8 +211,13 @@ def reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+def check_lines(path: Path, lines: Sequence[dict[str, Any]], first: int = 0) -> None:
     """Check that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, hold what they are read for.
+
+    Args:
+        path: the file.
+        lines: some of its lines.
+        first: the number of lines before them.
 
     Raises:
         ConfigError: the first that does not, and what is wrong in it.
@@ -309,7 +230,8 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         found = error.errors(include_url=False)[0]
         place, *key = found["loc"]
         shown = printable(repr(found["input"]))[:100]
-        raise _odd(path, int(place), f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}") from error
+        problem = f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}"
+        raise _odd(path, first + int(place), problem) from error
     if path.name == SCORES:
         _check_confusions(path, lines)
 
@@ -338,7 +260,11 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
     """
     for number, event in enumerate(events):
         name: str = event["event"]
-        needed = ("round", "client", "reason") if name.startswith("client ") else NEEDED.get(name, ())
+        needed = NEEDED.get(name, ())
+        if name.startswith("client ") and not needed:
+            needed = ("round", "client", "reason")
+        if "sha256" in event:
+            needed = (*needed, *END)
         if missing := [key for key in needed if key not in event]:
             raise _odd(path, number, f"{missing[0]}: is missing of {printable(name)[:100]!r}")
 
@@ -359,6 +285,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         found = list(stream_lines(path))
     check_lines(path, found)
     return found
+
+
+def stream_checked(path: Path) -> Iterator[dict[str, Any]]:
+    """Return the lines of one of a run's three files one at a time, checked, without those that a crash cut short.
+
+    Raises:
+        ConfigError: a line is not as a run writes it.
+    """
+    with reading(path):
+        for number, line in enumerate(stream_lines(path)):
+            check_lines(path, [line], number)
+            yield line
 
 
 def stream_lines(path: Path) -> Iterator[dict[str, Any]]:

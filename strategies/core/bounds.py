@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from common.prototypes import PrototypeSet
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from common.storage import GlobalState
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec

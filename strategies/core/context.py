@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from strategies.core.aggregation import Mean
 from strategies.core.exchange import Batch, Client, Measured
 

@@ -7,24 +7,19 @@ An exchange calls the functions of :class:`Federation` in this order: :meth:`~Fe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-import torch
 from torch import Tensor, nn
 
-from common.choices import choices_of
-from common.errors import CheckpointError, ConfigError, GoldfinchError, PayloadError, some_of
+from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
-from common.numerics import generator
-from common.settings import RunSettings, check_kept_step, load_settings
+from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
@@ -32,7 +27,7 @@ from strategies.core.aggregation import limit_samples
 from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, filters_of
 from strategies.core.gate import Gate
-from strategies.core.method import Client, Method, ServerContext, Update, build_model, feature_size
+from strategies.core.method import Client, Method, Update, build_model, server_context
 from strategies.core.participants import Registry
 from strategies.core.protection import check_protects
 
@@ -61,10 +56,14 @@ class Closing:
     Args:
         enough: updates that must have arrived, >= 1.
         awaited: clients that must have replied, because each is the only one to score a domain.
+        round: the round, from which a simulation draws who is late.
+        seed: the run's seed, from which it draws, too.
     """
 
     enough: int
     awaited: frozenset[str]
+    round: int = 0
+    seed: int = 0
 
     def reached(self, updates: int, pending: Collection[str]) -> bool:
         """Return whether the exchange closes with ``updates`` updates, while clients ``pending`` have not replied."""
@@ -146,6 +145,7 @@ class Federation:
         self.attempt = time.time_ns() // 10**6
         self.counted: Mapping[str, OwnVersion] = {}
         self._requests: dict[str, Request] = {}
+        self._asked_to_train = 0
         self._answered: set[str] = set()
         self._gate: Gate | None = None
         """The checks of the current exchange's replies, made when the first reply arrives."""
@@ -154,10 +154,10 @@ class Federation:
         self._test_counts: dict[tuple[str, str], int] = {}
         """Test images by client and domain, as each client first reported them."""
         model = self.new_model()
-        self.server = self._server_context(model)
+        self.server = server_context(settings, model, len(self.registry.expected))
         participants = settings.rounds.sampled(len(self.registry.expected))
         settings.aggregation.check(self.method.name, self.method.averages, participants)
-        check_kept_step(settings)
+        self.method.check(settings)
         _check_keeps_something(self.method, model)
         _check_exchanges_no_weights(self.method, model, settings.model)
         expected = self.method.expects(self.server)
@@ -166,28 +166,6 @@ class Federation:
     def new_model(self, domain: str | None = None) -> nn.Module:
         """Return a model with its initial weights: of a domain's clients, or the server's."""
         return build_model(self.settings, len(self.registry.expected), domain)
-
-    def _server_context(self, model: nn.Module) -> ServerContext:
-        names = self.method.shared_names(model)
-        parameters = names & {name for name, _ in model.named_parameters()}
-        shared: dict[str, Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            if name in names:
-                shared[name] = tensor.clone()
-        return ServerContext(
-            rounds=self.settings.train.rounds,
-            class_count=self.settings.data.class_count,
-            feature_size=feature_size(model),
-            client_count=len(self.registry.expected),
-            train=self.settings.train,
-            device=torch.device("cpu"),
-            shared=shared,
-            parameters=frozenset(parameters),
-            aggregation=self.settings.aggregation,
-            seed=self.settings.seed,
-            new_model=partial(build_model, self.settings, len(self.registry.expected)),
-            largest_share=self.settings.rounds.largest_share,
-        )
 
     def initial_state(self) -> GlobalState:
         """Return the global state before the first round, a pure function of the settings and the seed."""
@@ -252,7 +230,7 @@ class Federation:
             exchange=exchange,
             scoring=score,
         )
-        self._requests, self._answered, self._gate = {}, set(), None
+        self._requests, self._asked_to_train, self._answered, self._gate = {}, 0, set(), None
         self.answer_store.clear()
 
     def message(self, state: GlobalState) -> Payload:
@@ -300,11 +278,19 @@ class Federation:
                 attempt=self.attempt,
                 own=self.counted.get(client.id),
             )
+        self._asked_to_train = sum(request.train for request in self._requests.values())
         return dict(self._requests)
 
-    @property
-    def _asked_to_train(self) -> int:
-        return sum(request.train for request in self._requests.values())
+    def closing(self, enough: int) -> Closing | None:
+        """Return when the current exchange closes before all clients have replied; ``None`` if it waits for all.
+
+        Args:
+            enough: updates after which it closes; 0 if clients are only asked to score.
+        """
+        if not 0 < enough < self._asked_to_train:
+            return None
+        scoring = frozenset(client for client, request in self._requests.items() if request.score)
+        return Closing(enough, scoring, self.server.round, self.settings.seed)
 
     # ---- replies -----------------------------------------------------------------------------------------------------
 
@@ -321,11 +307,27 @@ class Federation:
             enough: updates after which the exchange was closed (``rounds.oversample``); 0 if it waited for all,
                 or if no client was asked to train.
         """
-        admitted, updates, refusals = self._accept(replies)
+        # Sort the replies into accepted and refused ones.
+        admitted: list[Reply] = []
+        updates: list[Update] = []
+        refused: list[tuple[str, str]] = []
+        for reply in sorted(replies, key=lambda item: item.client):
+            try:
+                update = self.admit(reply.client, reply.answer, reply.payload)
+            except PayloadError as error:
+                refused.append((reply.client, str(error)))
+                continue
+            admitted.append(reply)
+            if update is not None:
+                updates.append(update)
+
+        # Filter the accepted updates.
         scaled: Factors = {}
         scaled_why: dict[str, list[str]] = {}
         if self.filters:
             updates, scaled, scaled_why = self._filter(updates, state)
+
+        # Aggregate them, if there are enough.
         needed, by = 0, ""
         asked = self._asked_to_train
         if enough:
@@ -339,7 +341,7 @@ class Federation:
             keeping &= {reply.client for reply in admitted if reply.answer.kept}
             made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
             counted |= dict.fromkeys(keeping, made)
-        return Outcome(state, admitted, updates, refusals, scaled, needed, by, counted, scaled_why)
+        return Outcome(state, admitted, updates, refused, scaled, needed, by, counted, scaled_why)
 
     def _filter(self, updates: list[Update], state: GlobalState) -> tuple[list[Update], Factors, dict[str, list[str]]]:
         """Return the updates as the filters return them; by client id, the product of each part's factors; and why."""
@@ -366,22 +368,6 @@ class Federation:
         if quorum >= min_answers:
             return quorum, "rounds.quorum"
         return min_answers, "aggregation"
-
-    def _accept(self, replies: Sequence[Reply]) -> tuple[list[Reply], list[Update], list[tuple[str, str]]]:
-        """Return the replies that pass the gate, their updates, and the refused clients with the reasons."""
-        admitted: list[Reply] = []
-        updates: list[Update] = []
-        refusals: list[tuple[str, str]] = []
-        for reply in sorted(replies, key=lambda item: item.client):
-            try:
-                update = self.admit(reply.client, reply.answer, reply.payload)
-            except PayloadError as error:
-                refusals.append((reply.client, str(error)))
-                continue
-            admitted.append(reply)
-            if update is not None:
-                updates.append(update)
-        return admitted, updates, refusals
 
     def admit(self, client: str, answer: Answer, payload: Payload) -> Update | None:
         """Check a client's answer; return its update, or ``None`` if it was only asked for scores.
@@ -453,48 +439,22 @@ class Federation:
         for applied in self.filters:
             applied.remember(memory)
 
-    def in_time(self, replies: Sequence[Reply], closing: Closing) -> tuple[list[Reply], list[Reply]]:
-        """Split a simulation's replies into those that arrived before the exchange closed, and the late ones.
-
-        Each client's delay is drawn from the seed, the round and the client's id, so that all simulations agree.
-        """
-
-        def delay(reply: Reply) -> float:
-            draws = generator(self.settings.seed, "delay", self.server.round, reply.client)
-            return float(torch.rand(1, generator=draws))
-
-        ordered = sorted(replies, key=lambda reply: (delay(reply), reply.client))
-        for count in range(len(ordered)):
-            arrived, pending = ordered[:count], ordered[count:]
-            updates = sum(reply.answer.trained for reply in arrived)
-            awaited = [reply.client for reply in pending]
-            if closing.reached(updates, awaited):
-                return arrived, pending
-        return ordered, []
-
 
 def _check_exchanges_no_weights(method: Method, model: nn.Module, spec: ModelSpec) -> None:
     """Refuse networks that differ between clients if the method exchanges weights.
 
     Raises:
-        ConfigError: it does; the message names methods that do not.
+        ConfigError: it does; the message names the command that lists methods that do not.
     """
     if not isinstance(spec, Mixed):
         return
     shared = method.shared_names(model)
     if not shared:
         return
-    found: list[str] = []
-    for name in sorted(choices_of("method")):
-        for more in ((), ("method.aggregate_models=false",)):
-            with contextlib.suppress(GoldfinchError):
-                other = load_settings([f"method={name}", "tuned=none", *more]).method
-                if not other.shared_names(model):
-                    found.append(" ".join([f"method={name}", *more]))
-                    break
     raise ConfigError(
         f"model=by_domain: method={method.name} exchanges {len(shared)} tensors of the model, which clients with "
-        f"different networks do not have in common. Methods that exchange none: {', '.join(found)}"
+        "different networks do not have in common. Choose a method that exchanges none: goldfinch list by_domain "
+        "names them"
     )
 
 

@@ -3,8 +3,7 @@
 A plain run has none. :func:`filters_of` is the list of those that the settings ask for; they apply in its order, and
 after them those of the aggregation rule (:meth:`strategies.core.aggregation.Mean.filters`): a filter of one's own comes
 with a rule (docs/methods.md). To add one to Goldfinch, write a class with the functions of :class:`Filter` and add it
-there, with its setting in ``RoundSettings``,
-``conf/rounds/default.yaml`` and ``ADDED_SETTINGS``, and a line in :mod:`goldfinch.alterations`. If it changes tensors,
+there, with its setting in ``RoundSettings``, and an entry in ``goldfinch/alterations.yaml``. If it changes tensors,
 name it in ``RunSettings.alters_updates`` too: methods whose clients keep a correction of their own step refuse it.
 
 A filter sees the updates of all participants of an exchange at once. It may return an update changed, but it leaves
@@ -18,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from common.settings import RoundSettings
+from common.round_settings import RoundSettings
 from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.aggregation import cap_samples
 from strategies.core.bounds import Bounds

@@ -176,7 +176,9 @@ class FlowerStrategy(Strategy):
 
     def _register(self, node: str, present: Mapping[str, ClientProxy]) -> None:
         try:
-            result = present[node].get_properties(GetPropertiesIns({}), timeout=None, group_id=None)
+            result = present[node].get_properties(
+                GetPropertiesIns({"code": self.federation.settings.code}), timeout=None, group_id=None
+            )
             registrations = properties_to_registrations(result)
         except (PayloadError, ValueError) as error:
             log(WARNING, "node %s was not admitted: %s", node, _shown(error))

@@ -8,12 +8,15 @@ the device answers with an upload, and the server aggregates the uploads into th
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from common.config import checked
 from common.errors import ConfigError
+from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
@@ -107,6 +110,37 @@ class Method:
     def trains(self) -> bool:
         """Whether there are rounds; otherwise a run only scores the initial state."""
         return True
+
+    def check(self, settings: RunSettings) -> None:
+        """Check the run's other settings against the method: here, against what its class declares.
+
+        It is called when settings are composed, on the server and on every device. A method with conditions of its own
+        overrides it, and calls ``super().check(settings)`` first.
+
+        Args:
+            settings: the run's settings; their ``method`` is this one.
+
+        Raises:
+            ConfigError: the settings contradict the method; the message says what to set.
+        """
+        if self.multi_view and settings.views.count < 1:
+            raise ConfigError(
+                f"method={settings.choices['method']} compares views of an image, and views="
+                f"{settings.choices['views']} gives none besides the image; choose views=randconv, augmented or "
+                "another of conf/views/, with views.count >= 1"
+            )
+        if self.pools and isinstance(settings.privacy, GaussianPrivacy):
+            raise ConfigError(
+                f"method={self.name} has all clients' images in one place, so there is nothing that privacy="
+                f"{settings.choices['privacy']} could protect: set privacy=none"
+            )
+        altering = settings.alters_updates
+        if self.keeps_step and altering:
+            raise ConfigError(
+                f"method={self.name}: each client keeps a correction that must equal what the server made of its "
+                f"updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
+                f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
+            )
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
@@ -306,3 +340,35 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
             "set model.freeze=none"
         )
     return extended
+
+
+def server_context(settings: RunSettings, model: nn.Module, client_count: int) -> ServerContext:
+    """Return the context of a method's functions on the server, before the first round and without clients.
+
+    A private device needs it as well, to ask the method what its uploads carry (:meth:`Method.expects`).
+
+    Args:
+        settings: the run's settings.
+        model: the run's model with its initial weights, or one of the same architecture.
+        client_count: number of clients of the run.
+    """
+    names = settings.method.shared_names(model)
+    parameters = names & {name for name, _ in model.named_parameters()}
+    shared: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name in names:
+            shared[name] = tensor.clone()
+    return ServerContext(
+        rounds=settings.train.rounds,
+        class_count=settings.data.class_count,
+        feature_size=feature_size(model),
+        client_count=client_count,
+        train=settings.train,
+        device=torch.device("cpu"),
+        shared=shared,
+        parameters=frozenset(parameters),
+        aggregation=settings.aggregation,
+        seed=settings.seed,
+        new_model=partial(build_model, settings, client_count),
+        largest_share=settings.rounds.largest_share,
+    )

@@ -10,8 +10,12 @@ import torch
 from common.errors import some_of
 from common.numerics import generator
 from common.settings import RunSettings
+from common.versions import code_files, differing
 from common.wire.messages import Registration
 from strategies.core.method import Client
+
+_MAX_NAMED = 5
+"""Largest number of files that a refusal names."""
 
 
 @dataclass
@@ -77,7 +81,7 @@ class Registry:
         if registration.client not in self._domains:
             return f"the protocol has no client {registration.client}; it has {some_of(self.expected)}"
         if registration.code != code:
-            return f"it runs code {registration.code}, the server {code}: install {self.settings.software} on both"
+            return f"it runs {code_text(registration, self.settings)}: install {self.settings.software} on both"
         if registration.identity != self.settings.identity:
             return "it was configured with other overrides than the server"
         if registration.domain != self._domains[registration.client]:
@@ -187,3 +191,17 @@ class Registry:
     def _able(self, clients: Sequence[Client], domain: str) -> list[Client]:
         """Return the clients that can score a domain."""
         return [client for client in clients if domain in self.registrations[client.id].scores]
+
+
+def code_text(registration: Registration, settings: RunSettings) -> str:
+    """Return how the code of a client differs from this process's, for messages.
+
+    The files of the user's own packages are not known: a server could name any package, and read what a device has.
+    """
+    text = f"code {registration.code}, the server {settings.code}"
+    if not registration.files:
+        return text
+    changed = differing(code_files(), registration.files)
+    if not changed:
+        changed = list(settings.own_packages)
+    return f"{text}, which differ in {some_of(changed, _MAX_NAMED)}"

@@ -1,11 +1,18 @@
-"""Which methods differential privacy can cover, and the check that a device sends nothing without noise."""
+"""Which methods differential privacy can cover, and the check that a device sends nothing without noise.
 
-from collections.abc import Mapping
+A server runs :func:`check_protects` before the first round, so that a run which no device would answer ends at once.
+That protects nobody from a server that leaves it out. So each device runs it as well: when it registers, and in every
+exchange, over the model that it received.
+"""
 
-from torch import Tensor, nn
+from collections.abc import Collection
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import ConfigError, PayloadError
 from common.privacy import GaussianPrivacy, NoPrivacy
+from common.prototypes import PrototypeSet
 from strategies.core.method import Method, Upload, UploadSpec
 
 CLASS_MEANS = ("last_epoch_running", "post_eval")
@@ -23,8 +30,8 @@ def check_protects(
     Args:
         privacy: the run's privacy settings.
         method: the method.
-        model: its model, extended.
-        expected: what the uploads of the exchange ``train`` carry.
+        model: its model, extended; on a device, the one that it received.
+        expected: what the uploads of the exchange carry.
         validation: share of the training samples that clients score instead of training on them.
 
     Raises:
@@ -40,11 +47,9 @@ def check_protects(
     if expected.prototypes and method.prototypes_from not in CLASS_MEANS:
         raise ConfigError(f"privacy=gaussian covers class means; {name} makes prototypes of its own, without a bound")
     check_scores(privacy, method, validates=validation > 0)
-    if expected.prototypes and privacy.unit == "sample" and method.shared_names(model) != set(model.state_dict()):
-        raise ConfigError(
-            f"privacy.unit=sample: {name} keeps part of the model on the device, trained on all of its images, so one "
-            "image changes every feature and its effect on a class mean has no bound; choose privacy.unit=client"
-        )
+    makes_means = expected.prototypes or method.prototypes_from != "none"
+    if makes_means and privacy.unit == "sample":
+        _check_features(method, model)
     weights = expected.weights and bool(method.shared_names(model))
     if privacy.noised(prototypes=expected.prototypes, weights=weights):
         return
@@ -56,6 +61,42 @@ def check_protects(
         f"privacy=gaussian: {name} sends no class means, so nothing would carry noise; set privacy.update_clip and "
         "privacy.update_noise_multiplier above 0 to cover its weights"
     )
+
+
+def _check_features(method: Method, model: nn.Module) -> None:
+    """Refuse a model of which a feature may depend on other images than its own (``privacy.unit=sample``)."""
+    if method.shared_names(model) != set(model.state_dict()):
+        raise ConfigError(
+            f"privacy.unit=sample: {method.name} keeps part of the model on the device, trained on all of its images, "
+            "so one image changes every feature and its effect on a class mean has no bound; choose privacy.unit=client"
+        )
+    for place, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            raise ConfigError(
+                f"privacy.unit=sample: the layer {place} normalises by its batch, so one image changes the features of "
+                "others and its effect on a class mean has no bound; choose privacy.unit=client"
+            )
+
+
+def check_received(method: Method, model: nn.Module, weights: Collection[str]) -> None:
+    """Check that a private device received all that its method shares, before it trains.
+
+    What was not received would be the device's own, left from earlier training.
+
+    Args:
+        method: the method.
+        model: its model.
+        weights: names of the received tensors of the model.
+
+    Raises:
+        PayloadError: a tensor is missing.
+    """
+    missing = method.shared_names(model) - set(weights)
+    if missing:
+        raise PayloadError(
+            f"the server asks for an update under privacy and sent {len(missing)} tensors of the model too few, such "
+            f"as {min(missing)}; nothing was sent"
+        )
 
 
 def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, validates: bool) -> None:
@@ -102,18 +143,18 @@ def check_exact_scores(setting: str, method: Method, *, validates: bool) -> None
         )
 
 
-def check_nothing_else(upload: Upload, protected: object, weights: Mapping[str, Tensor]) -> None:
-    """Check a protected upload before it leaves the device.
+def check_nothing_else(upload: Upload, protected: PrototypeSet | None, shared: Collection[str]) -> None:
+    """Check a protected upload before it leaves the device: it holds what the ledger counts, and nothing besides.
 
     Args:
         upload: the method's upload.
-        protected: the noised prototype set.
-        weights: the weights that are sent.
+        protected: the prototypes with noise, in tensors that the method cannot reach; ``None`` if it makes none.
+        shared: names of the tensors of the model that the method shares.
 
     Raises:
         PayloadError: the upload has tensors without noise.
     """
-    if upload.extra or (upload.prototypes is not None and upload.prototypes is not protected):
+    if upload.extra or (upload.prototypes is not None and upload.prototypes != protected):
         raise PayloadError("privacy=gaussian: the method would send tensors that carry no noise; nothing was sent")
-    if upload.weights is not None and weights and set(upload.weights) != set(weights):
-        raise PayloadError("privacy=gaussian: the method would send other weights than it received; nothing was sent")
+    if upload.weights is not None and set(upload.weights) != set(shared):
+        raise PayloadError("privacy=gaussian: the method would send other weights than it shares; nothing was sent")

@@ -15,14 +15,14 @@ import click
 import pytest
 import torch
 import typer
-import yaml
 from omegaconf import OmegaConf
+from support.records import rewrite
+from support.runs import run
 
 from common.choices import CONF
-from common.config import changed_config
+from common.composition import changed_config
 from common.errors import ConfigError
-from common.run_config import REMOVED_FROM_ALL, REMOVED_SETTINGS, read_config, result_settings, yaml_of
-from common.settings import load_settings, settings_of
+from common.settings import settings_of
 from goldfinch import cli
 from goldfinch.cli import main
 from goldfinch.commands import demo as demo_module
@@ -31,7 +31,7 @@ from goldfinch.commands import sweep as sweep_module
 from goldfinch.commands.listing import description
 from goldfinch.commands.program import items_of
 from goldfinch.commands.sweep import plan
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 TOP: dict[str, click.Command] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 
@@ -102,8 +102,6 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
     ("words", "code", "message"),
     [
         (["rnu"], 2, "did you mean 'run'"),
-        (["watch", "DIR"], 2, "goldfinch report DIR --watch"),
-        (["explain", "temperature"], 2, "goldfinch list NAME"),
         (["list", "temperature"], 1, "did you mean method.temperature?"),
         (["figure", "outputs/first"], 1, "KIND is missing before outputs/first: goldfinch figure convergence"),
         (["figure", "bars"], 1, "DIR is missing: goldfinch figure bars DIR"),
@@ -128,10 +126,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["sweep"], 1, "needs settings with several values"),
         (["sweep", "--jobs", "0", "seed=0,1"], 2, "--jobs"),
         (["sweep", "seed=0,1", "output=DIR"], 1, "write --output DIR"),
-        (["sweep", "seed=0,1", "overwrite=true"], 1, "write --overwrite"),
-        (["tune", "method=fpl"], 2, "goldfinch compare --methods NAME"),
-        (["deployment-demo"], 2, "goldfinch demo --deployment"),
-        (["predict", "MODEL", "photo.png"], 2, "goldfinch evaluate MODEL IMAGE..."),
+        (["sweep", "seed=0,1", "overwrite=yes"], 1, "expected overwrite=true or overwrite=false"),
         (["demo", "--deployment", "--methods", "fpl"], 1, "method=NAME"),
         (["evaluate", "MODEL", "photo.png", "data=glyphs"], 1, "give images, whose classes are predicted, or settings"),
         (["evaluate", "MODEL", "photo.png", "--split", "all"], 1, "images have no split"),
@@ -279,31 +274,13 @@ def test_the_estimated_bytes_are_those_of_a_run(
         assert moved[way] == pytest.approx(estimated[way] * times, rel=0.02)
 
 
-def test_a_removed_setting_with_an_effect_stays_part_of_what_a_recorded_run_is(tmp_path: Path) -> None:
-    plain = load_settings(["method=fedavg"]).raw
-    recorded = {**plain, "rounds": {**plain["rounds"], "absence": 0.2, "joins": None}}
-    (tmp_path / "config.yaml").write_text(yaml_of(recorded))
-    found = read_config(tmp_path / "config.yaml")
-    assert found["rounds"] == {**plain["rounds"], "absence": 0.2}
-    before, now = result_settings(found), result_settings(plain)
-    assert {key for key in before if before[key] != now[key]} == {"rounds.absence"}
-    assert set(REMOVED_FROM_ALL) <= now.keys()
-    with pytest.raises(ConfigError, match=r"rounds\.absence"):
-        settings_of(found)
-
-
 def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     place = tmp_path / "a run, with=signs"
     odd = ["method=fedproto", "method.consistency=0.5", "seed=3", "protocol.order=first"]
     quoted = f"output='{place}'"
     assert main(["run", "--quiet", *TINY, *odd, quoted]) == 0
     whole = json.loads((place / "summary.json").read_text())
-    recorded = yaml.safe_load((place / "config.yaml").read_text())
-    for key, neutral in REMOVED_SETTINGS.items():  # as an earlier version recorded them
-        group, _, name = key.partition(".")
-        recorded[group][name] = neutral
-    (place / "config.yaml").write_text(yaml.safe_dump(recorded))
-    again = settings_of(changed_config(RunFolder(place).config, []))
+    again = settings_of(changed_config(RunRecord(place).config, []))
     assert again.identity == whole["identity"]
     assert again.output_folder == place
     assert main(["resume", str(place), "train.rounds=3", "--quiet"]) == 0
@@ -336,6 +313,27 @@ def test_the_demonstration_trains_the_given_methods(tmp_path: Path, monkeypatch:
     assert trained == ["fedprox", "moon"]
     assert main(["demo", "--methods", "fedprox,mooon", "--output", str(tmp_path)]) == 1
     assert len(trained) == 2
+
+
+def test_a_demonstration_shows_what_is_finished_and_replaces_nothing_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["method=fedavg", "engine=inline", "data=glyphs", "data.domains=[printed,signs]", "protocol.samples=16"]
+    words += ["model=small", "train.device=cpu", "train.rounds=1", "train.local_steps=1", "rounds.test_samples=8"]
+    chosen = [*words, f"output={tmp_path}"]
+    settings = demo_module.settings_here(chosen)
+    assert settings is not None
+    run(settings)
+    assert demo_module.settings_here(chosen) is None
+    assert "has finished already and is shown as it is; overwrite=true trains it again" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"is kept: it has other settings: seed=1.*add overwrite=true"):
+        demo_module.settings_here([*chosen, "seed=1"])
+    replacing = demo_module.settings_here([*chosen, "seed=1", "overwrite=true"])
+    assert replacing is not None
+    assert replacing.overwrite
+    longer = demo_module.settings_here([*chosen, "train.rounds=2"])
+    assert longer is not None
+    assert longer.resume
 
 
 def test_a_sweep_runs_what_fits_and_names_the_rest(tmp_path: Path) -> None:
@@ -418,7 +416,7 @@ def test_a_table_of_a_run_that_was_stopped_names_report_and_resume(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()
+    rewrite(tmp_path / "run" / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
     assert main(["table", str(tmp_path)]) == 1
     message = capsys.readouterr().err
     assert "goldfinch report" in message

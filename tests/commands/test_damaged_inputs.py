@@ -20,15 +20,16 @@ import torch
 import yaml
 from PIL import Image
 from support.faults import small_disk, trials
+from support.records import change_events
 
 from common import choices
 from goldfinch.cli import main
 from goldfinch.commands.program import TRACEBACK
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.history import REPLY_COLUMNS
-from server.run.rounds import KEY_BITS
-from server.run.schema import Scores, Summary
+from server.run.registration import KEY_BITS
+from server.run.schema import Event
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
 LIMIT = 120
@@ -295,18 +296,18 @@ def test_records_with_other_values_give_a_message(
 
 
 @pytest.mark.parametrize("folder", ["original", "private"])
-def test_every_entry_of_a_summary_is_checked_when_it_is_read(folder: str, request: pytest.FixtureRequest) -> None:
-    summary = json.loads((request.getfixturevalue(folder) / "summary.json").read_text())
-    assert set(summary) <= set(Summary.__annotations__)
-    for score in summary["scores"].values():
-        assert set(score) <= set(Scores.__annotations__)
+def test_every_fact_of_an_event_is_checked_when_it_is_read(folder: str, request: pytest.FixtureRequest) -> None:
+    events = read_json_lines(request.getfixturevalue(folder) / "events.jsonl")
+    stating = [entry for entry in events if entry["event"] in ("start", "registered", "finish")]
+    assert len(stating) > 2
+    for entry in stating:
+        assert set(entry) <= set(Event.__annotations__)
 
 
 def test_the_key_of_a_deployment_is_larger_than_other_numbers(folder: Path) -> None:
     key = 2**KEY_BITS - 1
-    record = folder / "summary.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "key": key}))
-    assert RunFolder(folder).summary["key"] == key
+    change_events(folder, "finish", key=key)
+    assert RunRecord(folder).summary["key"] == key
 
 
 def with_entry(path: Path, *keys: str) -> None:

@@ -19,7 +19,8 @@ from common.overrides import overrides_in, split_overrides
 from common.settings import load_settings
 from goldfinch.commands import reproduce, sweep
 from goldfinch.commands.program import items_of, seeds_of
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
@@ -116,7 +117,7 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
     elif name == "sweep" and overrides:
         sweep.plan([word.replace(ALL_METHODS, SOME_METHODS) for word in overrides], folder)
     elif name == "compare" and given["methods"]:
-        scores, methods = items_of(given["scores"]) or ("in_domain",), items_of(given["methods"])
+        scores, methods = items_of(given["scores"]) or Rules.scores, items_of(given["methods"])
         rules = Rules(given["studies"], given["trials"], given["runs"], scores, given["weighting"])
         assert set(methods) <= choices_of("method").keys()
         assert entrants_of(methods[:2], overrides, rules)[0]

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from common.choices import CONF, choices_of
-from common.config import compose_config
+from common.composition import CLASSES, compose_config
+from common.config import with_defaults
 from common.errors import ConfigError
 from common.settings import load_settings
 from goldfinch.cli import main
@@ -24,8 +25,11 @@ def of_its_file(overrides: Sequence[str]) -> dict[str, Any]:
     """The default composition with the file of another choice as it stands; to compose each takes far longer."""
     found = compose_config(())
     for group, _, choice in (item.partition("=") for item in overrides):
-        found[group] = yaml.safe_load(choices_of(group)[choice].read_text())
-        found[group].pop("defaults", None)
+        node = yaml.safe_load(choices_of(group)[choice].read_text()) or {}
+        node.pop("defaults", None)
+        if "_target_" in node or group in CLASSES:
+            node = with_defaults(node, group, CLASSES.get(group))
+        found[group] = node
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +13,12 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
+from support.records import Line, change_events, rewrite
 
 from common import choices
-from common.choices import choices_of
-from common.config import CONF, class_of
-from common.settings import RoundSettings, TrainSettings
+from common.choices import CONF, choices_of
+from common.config import class_of
+from common.round_settings import RoundSettings, TrainSettings
 from goldfinch.cli import main
 from goldfinch.commands import running
 from goldfinch.commands import sweep as sweep_module
@@ -237,14 +237,12 @@ ODD = {
     "binary": ("config.yaml", "\x00\x01"),
     "a list": ("config.yaml", "- 1\n"),
     "huge": ("config.yaml", "x" * 200_000),
-    "not JSON": ("summary.json", "{"),
-    "other JSON": ("summary.json", '{"method": 3}'),
-    "deep JSON": ("summary.json", "[" * 100_000),
     "an event of nothing": ("events.jsonl", '{"round": 1}\n'),
     "an event of a number": ("events.jsonl", '{"event": 3, "time": 1}\n'),
     "a round of NaN": ("events.jsonl", EVENT % ("round done", '"round": NaN')),
-    "a score without accuracy": ("events.jsonl", EVENT % ("score", '"round": 1')),
-    "a score of NaN": ("events.jsonl", EVENT % ("score", '"round": 1, "accuracy": {"a": NaN}')),
+    "an end without its facts": ("events.jsonl", EVENT % ("finish", '"round": 1')),
+    "an end of half a run": ("events.jsonl", EVENT % ("stopped", '"round": 1, "sha256": "00"')),
+    "a value of infinity": ("events.jsonl", EVENT % ("score", '"round": 1, "values": {"auroc": {"a": Infinity}}')),
     "a client's trouble without a client": ("events.jsonl", EVENT % ("client lost", '"round": 1')),
     "other keys": ("scores.jsonl", '{"a": 1}\n'),
     "a score of words": ("scores.jsonl", SCORE.replace("4", '"x"')),
@@ -270,10 +268,9 @@ def test_odd_files_are_named_and_not_shown(oddity: str, folder: Path, capsys: py
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert name in error
-    if name in ("config.yaml", "summary.json"):
+    if name in ("config.yaml", "events.jsonl"):
         assert main(words_for("table", folder)) == 1
-    if name != "summary.json":
-        main(words_for("resume", folder))  # an error message or none, but no traceback
+    main(words_for("resume", folder))  # an error message or none, but no traceback
 
 
 LONG = {"long": ["abc"] * 10_000, "deep": functools.reduce(lambda inner, _: [inner], range(300), "x")}
@@ -298,17 +295,21 @@ def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
 def test_brackets_in_a_sweep_s_labels_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep_module, "plan", lambda arguments, output: ([], {"data.domains=[sketch]": "no [/red]"}))
+    monkeypatch.setattr(
+        sweep_module, "plan", lambda arguments, output, **_: ([], {"data.domains=[sketch]": "no [/red]"})
+    )
     sweep_module.sweep([], tmp_path)
     assert "skipped: data.domains=[sketch]: no [/red]" in capsys.readouterr().out
 
 
 def test_markup_and_formulas_in_names_are_plain_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = json.loads((folder / "summary.json").read_text())
-    score = summary["scores"]["final"]
-    score["accuracy"] = {"[/red]": 50.0, "$\\frac$": 50.0}
-    summary |= {"method": "[/red]", "data": "$\\frac{$", "protocol": "[bold", "model": "[link=x]y[/link]"}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    names = ["[/red]", "$\\frac$"]
+
+    def renamed(line: Line) -> Line:
+        return {**line, "domain": names[len(line["domain"]) % 2]}
+
+    rewrite(folder / "scores.jsonl", renamed)
+    change_events(folder, "start", method="[/red]", data="$\\frac{$", test=dict.fromkeys(names, 1))
     assert main(["table", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "[/red]" in printed

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.records import run_by_other_code
 from support.runs import run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
 from common.settings import RunSettings
 from goldfinch.cli import main
-from goldfinch.commands.sweep import Job, check_folder, default_output
+from goldfinch.commands.sweep import Job, check_folder, default_output, run_subprocess
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
-from goldfinch.results.run import RunFolder, find_runs
+from server.run.existing import Step
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
 
@@ -32,23 +35,54 @@ def test_folders_without_a_name_are_another_one_for_every_choice() -> None:
     assert default_output("sweep", TINY) != default_output("compare", TINY)
 
 
-def test_a_run_that_is_scored_otherwise_is_run_again(tmp_path: Path) -> None:
+def test_a_run_that_is_scored_otherwise_is_another_run(tmp_path: Path) -> None:
     few = toy_settings("fedavg", tmp_path, rounds={"test_samples": 4})
     run(few)
     assert job_of(few).finished()
     whole = toy_settings("fedavg", tmp_path)
     assert whole.identity == few.identity
     assert not job_of(whole).finished()
-    assert "scored otherwise" in job_of(whole).stale()
+    assert "rounds.test_samples=" in job_of(whole).decision().reason
 
 
-def test_a_run_of_other_code_is_run_again(tmp_path: Path) -> None:
+def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     run(settings)
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "code": "feedfeedfeedfeed"}))
-    assert not job_of(settings).finished()
-    assert "feedfeedfeedfeed" in job_of(settings).stale()
+    run_by_other_code(tmp_path)
+    assert job_of(settings).finished()
+    assert job_of(settings).decision().step is Step.KEEP
+    assert "differs in strategies/fedavg.py" in job_of(settings).decision().reason
+
+
+class FailingProcesses:
+    """Processes that fail at once."""
+
+    def __init__(self) -> None:
+        self.started: list[list[str]] = []
+
+    def start(self, words: list[str], threads: int, stream: Any) -> Any:
+        self.started.append(words)
+        return SimpleNamespace(wait=lambda timeout: 1)
+
+
+def test_a_run_of_a_sweep_that_fails_to_go_on_is_not_replaced(tmp_path: Path) -> None:
+    whole = toy_settings("fedavg", tmp_path, train={"rounds": 2})
+    expected = {"new": [], "unfinished": ["resume=true"], "finished": None, "other": None, "again": ["overwrite=true"]}
+    found: dict[str, list[str] | None] = {}
+    for kind in expected:
+        processes = FailingProcesses()
+        settings = whole
+        if kind == "unfinished":
+            run(whole, stop_after=1)
+        elif kind == "finished":
+            run(replace(whole, resume=True))
+        elif kind in ("other", "again"):
+            settings = replace(toy_settings("fedavg", tmp_path, seed=5), overwrite=kind == "again")
+        run_subprocess(Job(("a",), settings, kind), processes, lambda label, line: None)  # type: ignore[arg-type]
+        (tmp_path / "run.log").unlink(missing_ok=True)
+        assert len(processes.started) < 2
+        found[kind] = processes.started[0][2:] if processes.started else None
+    assert found == expected
 
 
 def sweep_folder(folder: Path, words: list[str]) -> Path:
@@ -62,7 +96,7 @@ def sweep_folder(folder: Path, words: list[str]) -> Path:
 def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "sweep", TINY)
     check_folder(folder, list(reversed(TINY)))  # the same words
-    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
         check_folder(folder, [*TINY, "train.epochs=2"])
     assert (folder / "old").exists()
     check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)
@@ -101,9 +135,9 @@ def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> No
     run(toy_settings("fedavg", tmp_path / "trial", seed=1000))
     config = tmp_path / "trial" / "config.yaml"
     config.write_text(config.read_text().replace("  test: true", "  test: false"))
-    assert not RunFolder(tmp_path / "trial").scored
+    assert not RunRecord(tmp_path / "trial").scored
     boards = group_runs([found for found in find_runs([str(tmp_path)]) if found.scored])
-    assert [group.seeds for board in boards for group in board.groups] == [[0]]
+    assert [group.seeds for board in boards for group in board.rows] == [[0]]
 
 
 def lines(*codes: str) -> Any:
@@ -121,9 +155,8 @@ def test_a_page_names_the_code_that_ran() -> None:
 def test_a_run_resumed_with_other_code_is_marked(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     run(settings)
-    assert RunFolder(tmp_path).code == settings.code
+    assert RunRecord(tmp_path).code == settings.code
     with (tmp_path / "events.jsonl").open("a") as stream:
         stream.write(json.dumps({"event": "code changed", "time": 0.0, "round": 1, "reason": "common/x.py"}) + "\n")
-    (tmp_path / "summary.json").unlink()
     run(toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True))
-    assert RunFolder(tmp_path).code == f"{settings.code} (changed)"
+    assert RunRecord(tmp_path).code == f"{settings.code} (changed)"

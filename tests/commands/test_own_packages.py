@@ -15,7 +15,8 @@ from PIL import Image
 from support.own import forget
 
 from common.choices import CONF, FOLDERS, search
-from common.config import build, changed_config, compose_config
+from common.composition import changed_config, compose_config
+from common.config import build
 from common.errors import ConfigError, EngineError
 from common.overlays import overlay_text
 from common.overrides import escaped, quoted_override, unescaped
@@ -24,7 +25,7 @@ from common.versions import code_files, code_sha256, place_of
 from goldfinch.cli import main
 from goldfinch.commands import sweep as sweep_module
 from goldfinch.commands.sweep import plan
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
 from server.run.own_processes import OwnProcesses
@@ -134,7 +135,7 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     forget("ownlib")
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
-    assert settings_of(changed_config(RunFolder(place).config, [])).identity == RunFolder(place).summary["identity"]
+    assert settings_of(changed_config(RunRecord(place).config, [])).identity == RunRecord(place).summary["identity"]
 
 
 def test_its_choices_are_listed_with_the_docstrings_of_their_classes(
@@ -286,6 +287,6 @@ def test_a_run_with_odd_domain_names_is_resumed(tmp_path: Path) -> None:
     counts = ",".join(f"{escaped(name, r'[^a-zü-]')}:1" for name in odd)
     words += [ALLOCATION, f"protocol.counts={{{counts}}}", "protocol.fraction=1"]
     assert main(["run", "--quiet", *words]) == 0
-    assert settings_of(changed_config(RunFolder(place).config, [])).protocol.counts == dict.fromkeys(odd, 1)
+    assert settings_of(changed_config(RunRecord(place).config, [])).protocol.counts == dict.fromkeys(odd, 1)
     assert main(["resume", str(place), "train.rounds=2", "--quiet"]) == 0
-    assert set(RunFolder(place).summary["accuracy"]) == set(odd)
+    assert set(RunRecord(place).summary["accuracy"]) == set(odd)

@@ -17,7 +17,8 @@ from common.errors import CheckpointError
 from common.run_config import CHANGEABLE_ON_RESUME, SCORING_SETTINGS
 from goldfinch.cli import main
 from goldfinch.commands import running
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from server.run.existing import Step, decide
 
 TINY = ["method=fpl", "data=glyphs", "train.local_steps=1", "protocol.samples=24", "rounds.test_samples=8"]
 BEGAN = [*TINY, "train.rounds=4", "protocol.validation=0.25"]
@@ -108,9 +109,9 @@ def test_the_remedies_work_when_typed(finished: Path, tmp_path: Path, capsys: py
     message = capsys.readouterr().err
     assert "kept are 3, 4" in message
     assert main(["resume", str(finished), "train.rounds=2", "--quiet", f"output={tmp_path / 'short'}"]) == 0
-    short = RunFolder.open(tmp_path / "short")
+    short = RunRecord.open(tmp_path / "short")
     assert short.rounds_done == 2
-    first_rounds = RunFolder.open(finished).round_scores[:3]
+    first_rounds = RunRecord.open(finished).round_scores[:3]
     assert [score.accuracy for score in short.round_scores] == [score.accuracy for score in first_rounds]
 
     assert main(["resume", str(finished), "train.rounds=3"]) == 1
@@ -122,7 +123,7 @@ def test_the_remedies_work_when_typed(finished: Path, tmp_path: Path, capsys: py
 
     onward = ["resume", str(finished), "train.learning_rate=0.5", "--quiet", f"output={tmp_path / 'onward'}"]
     assert main([*onward, f"model.pretrained={model}"]) == 0
-    assert RunFolder.open(tmp_path / "onward").config["train"]["learning_rate"] == 0.5
+    assert RunRecord.open(tmp_path / "onward").config["train"]["learning_rate"] == 0.5
 
     assert main(["resume", str(finished), "train.learning_rate=0.5"]) == 1
     own = re.search(r"\((goldfinch resume .*?) takes", capsys.readouterr().err)
@@ -136,7 +137,7 @@ def test_a_finished_run_stays_as_it_is(finished: Path, capsys: pytest.CaptureFix
     assert main(["resume", str(finished)]) == 0
     assert "has finished, and nothing is left to do" in capsys.readouterr().out
     assert main(["run", *BEGAN, f"output={finished}", "resume=true", "--quiet"]) == 0
-    assert gf.resume(finished, quiet=True).average == RunFolder.open(finished).summary["average"]
+    assert gf.resume(finished, quiet=True).average == RunRecord.open(finished).summary["average"]
     assert content(finished) == before
 
 
@@ -144,14 +145,14 @@ def test_what_may_change_changes(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     assert main(["resume", str(folder), "train.rounds=5", "rounds.last_rounds=2", "--quiet"]) == 0
-    longer = RunFolder.open(folder)
+    longer = RunRecord.open(folder)
     assert longer.rounds_done == 5
     assert [score.round for score in longer.round_scores] == [0, 1, 2, 3, 4, 5]
     assert longer.config["rounds"]["last_rounds"] == 2
     whole = tmp_path / "whole"
     assert main(["run", *BEGAN, "train.rounds=5", "rounds.last_rounds=2", "--quiet", f"output={whole}"]) == 0
-    assert longer.state_sha256 == RunFolder.open(whole).state_sha256
-    assert longer.summary["scores"] == RunFolder.open(whole).summary["scores"]
+    assert longer.state_sha256 == RunRecord.open(whole).state_sha256
+    assert longer.summary["scores"] == RunRecord.open(whole).summary["scores"]
 
 
 def test_every_scoring_setting_is_refused_or_allowed_by_name() -> None:
@@ -164,9 +165,9 @@ def test_a_run_that_was_stopped_is_not_taken_for_finished(tmp_path: Path) -> Non
     stopped = run(toy_settings("fedavg", tmp_path, train={"rounds": 3}), stop_after=1)
     assert stopped.summary["average"] is not None
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 3}, resume=True)
-    assert not running.has_finished(settings)
+    assert decide(settings).step is Step.GO_ON
     run(settings)
-    assert running.has_finished(settings)
+    assert decide(settings).step is Step.NOTHING
 
 
 def test_a_changed_config_is_named(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_composed_configuration_is_the_same_run_without_being_composed_again(m
     given += ["protocol.counts={sketch: 2}"]
     settings = load_settings([*given, "train.learning_rate=1e-3", r"output='it\'s C:\\here $u41$'", "seed=3"])
     sent = json.dumps(remote_configuration(settings))
-    monkeypatch.setattr("common.config.compose", None)
+    monkeypatch.setattr("common.composition.compose", None)
     found = settings_in({"overrides": "seed=4", CONFIGURATION: sent})
     assert (found.identity, found.configuration, found.scoring) == (
         settings.identity,

@@ -23,7 +23,8 @@ from common.errors import ConfigError
 from common.storage import GlobalState, tensors_sha256
 from common.wire.messages import Request
 from common.wire.payload import Payload, decode, encode
-from goldfinch.results.run import RunFolder as Finished
+from goldfinch.record import RunRecord as Finished
+from goldfinch.run_model import RunModel
 from server.run.checkpoint import Checkpoints
 from strategies.core.robust import GeometricMedian
 
@@ -142,7 +143,7 @@ def test_what_leaves_after_training_is_what_was_scored(method: str, baseline: Ba
         pytest.skip(reasons[method])
     done = baseline(method)
     settings = three_rounds(method, done.folder)
-    record = Finished(done.folder)
+    record = RunModel(Finished(done.folder))
     record.__dict__["settings"] = settings  # as objects: config.yaml does not name the classes of nested toys
     found = {}
     for spec in settings.protocol.clients(settings.data):

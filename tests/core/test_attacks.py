@@ -17,10 +17,10 @@ from common.prototypes import PrototypeSet
 from common.settings import check_deployable, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import json_table, score_sheet
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.results import title
-from goldfinch.results.run import RunFolder
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
 from strategies.core import attacks
@@ -124,7 +124,7 @@ def test_without_an_honest_client_the_update_is_the_own(attack: Attack) -> None:
 def test_every_attack_runs_changes_the_state_and_is_in_the_record(attack: str, plain: Run, tmp_path: Path) -> None:
     done = attacked(attack, tmp_path, method="fpl", train={"rounds": 1})
     assert done.sha256 != plain.sha256
-    assert done.summary["attack"] == RunFolder(done.folder).attack == f"{attack} by dark-0"
+    assert done.summary["attack"] == RunRecord(done.folder).attack == f"{attack} by dark-0"
     start = next(entry for name, entry in done.events if name == "start")
     assert start["attack"] == f"{attack} by dark-0"
 
@@ -205,11 +205,11 @@ def test_without_an_attack_a_run_keeps_its_identity(tmp_path: Path) -> None:
 def test_an_attacked_row_is_marked_alone_and_beside_others(flipped: Run, plain: Run, tmp_path: Path) -> None:
     second = attacked("sign_flip", tmp_path, method="fpl", seed=1, train={"rounds": 1})
     hostile = [flipped.folder, second.folder]
-    (alone,) = group_runs([RunFolder(folder) for folder in hostile])
-    (both,) = group_runs([RunFolder(folder) for folder in (*hostile, plain.folder)])
-    assert [group.label for group in alone.groups] == ["fpl (under attack: sign_flip by dark-0)"]
-    assert [len(group.runs) for group in both.groups] == [2, 1], "never one row"
-    assert ["under attack: sign_flip by dark-0" in group.label for group in both.groups] == [True, False]
+    (alone,) = group_runs([RunRecord(folder) for folder in hostile])
+    (both,) = group_runs([RunRecord(folder) for folder in (*hostile, plain.folder)])
+    assert [group.label for group in alone.rows] == ["fpl (under attack: sign_flip by dark-0)"]
+    assert [len(group.runs) for group in both.rows] == [2, 1], "never one row"
+    assert ["under attack: sign_flip by dark-0" in group.label for group in both.rows] == [True, False]
     assert any(note.startswith("under attack:") for note in score_sheet(both, "final").notes)
     assert [row["attack"] for row in json_table(both, "final")["rows"]] == ["sign_flip by dark-0", ""]
     assert title([alone]) == "FPL on toy, under attack: sign_flip by dark-0"

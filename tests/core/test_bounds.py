@@ -16,7 +16,7 @@ from support.toy import toy_settings
 from torch import Tensor
 
 from common.prototypes import PrototypeSet
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload

@@ -16,9 +16,9 @@ from common.prototypes import PrototypeSet
 from common.scores import COLUMNS, score_row
 from common.storage import GlobalState, read_tensors, write_tensors
 from goldfinch.commands.report import write_csv
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.conduct import bytes_total
+from server.run.files import ReplyTotals
 from server.run.history import REPLY_COLUMNS, History, reply_row
 from server.run.schema import read_lines
 from tests.support.runs import run
@@ -32,7 +32,7 @@ def state(number: int) -> GlobalState:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    return Checkpoint(state(number), "run", "fpl", "abcd", 7, 12)
+    return Checkpoint(state(number), "run", "fpl", "abcd", 7, 12, 7)
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     assert ("round done", 3) not in events(tmp_path)
     assert ("round done", 2) in events(tmp_path)
     assert [entry for entry in events(tmp_path) if entry[0] == "score"] == [("score", 0), ("score", 1)]
-    assert bytes_total(read_lines(tmp_path / "replies.jsonl")) == {"up": 20, "down": 6}
+    assert ReplyTotals.of(read_lines(tmp_path / "replies.jsonl")).bytes == {"up": 20, "down": 6}
     again.add_scores([score(2, correct=7)])
     assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
 
@@ -209,7 +209,7 @@ def test_rules_of_a_run() -> None:
     assert summarise([], 5) == {}
 
 
-# ---- copies and earlier versions -------------------------------------------------------------------------------------
+# ---- copies and older versions ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
@@ -231,18 +231,16 @@ def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
     assert not replies.exists()
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
     run(settings)
     (tmp_path / "scores.jsonl").rename(tmp_path / "history.csv")
-    (tmp_path / "best").mkdir()
     before = sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*"))
     longer = toy_settings("fedavg", tmp_path, train={"rounds": 2}, resume=True)
-    for action in (lambda: run(longer), lambda: RunFolder(tmp_path).round_scores, lambda: RunFolder(tmp_path).replies):
-        with pytest.raises(ConfigError, match=r"earlier version: it has history\.csv.*overwrite=true"):
+    for action in (lambda: run(longer), lambda: RunRecord(tmp_path).round_scores, lambda: RunRecord(tmp_path).replies):
+        with pytest.raises(ConfigError, match=r"older version .* history\.csv.*another output=.*overwrite=true"):
             action()
     assert sorted((path.name, path.stat().st_size) for path in tmp_path.glob("*")) == before
     again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
-    assert len(RunFolder(again.folder).round_scores) == 2
+    assert len(RunRecord(again.folder).round_scores) == 2
     assert not (tmp_path / "history.csv").exists()
-    assert not (tmp_path / "best").exists()

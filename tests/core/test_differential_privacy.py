@@ -213,15 +213,19 @@ def test_a_resumed_private_simulation_is_bit_equal(tmp_path: Path) -> None:
 
 
 def test_the_device_checks_the_result_again() -> None:
-    noised = PrototypeSet.empty(4)
-    check_nothing_else(Upload(prototypes=noised), noised, {"w": torch.ones(1)})
+    noised = PrototypeSet(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.ones(1))
+    check_nothing_else(Upload(prototypes=noised), noised, {"w"})
     for upload in (
-        Upload(prototypes=PrototypeSet.empty(4)),
+        Upload(prototypes=replace(noised, vectors=torch.ones(1, 4))),
         Upload(extra={"features": torch.ones(1)}),
         Upload(weights={"other": torch.ones(1)}),
+        Upload(weights={"w": torch.ones(1), "other": torch.ones(1)}),
     ):
         with pytest.raises(PayloadError, match="nothing was sent"):
-            check_nothing_else(upload, noised, {"w": torch.ones(1)})
+            check_nothing_else(upload, noised, {"w"})
+    for upload in (Upload(prototypes=noised), Upload(weights={"w": torch.ones(1)})):
+        with pytest.raises(PayloadError, match="nothing was sent"):
+            check_nothing_else(upload, None, ())
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_the_hash_does_not_see_order_memory_or_device_layout() -> None:
 
 
 def test_the_hash_is_of_these_bytes() -> None:
-    """Written out, because records of old runs must stay comparable."""
+    """Written out, because the hashes of recorded runs must stay comparable."""
     digest = hashlib.sha256(b"round=1")
     digest.update(b"|n|torch.int64|()|" + struct.pack("<q", 3))
     digest.update(b"|w|torch.float32|(2,)|" + struct.pack("<2f", 1.0, -2.0))

@@ -17,7 +17,8 @@ from common.choices import CONF
 from common.data.batches import Augmentation
 from common.errors import ConfigError, EngineError
 from common.settings import RunSettings, load_settings
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from strategies.core.method import build_model
 
 PLAIN = Augmentation(mean=(0.5,), std=(0.25,))
@@ -58,7 +59,7 @@ def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(met
         return
     run(settings)
     initial = build_model(settings, 3).state_dict()
-    state = RunFolder(tmp_path).checkpoint.state.weights
+    state = RunModel(RunRecord(tmp_path)).checkpoint.state.weights
     for name, tensor in state.items():
         if name.startswith("backbone."):
             assert torch.equal(tensor, initial[name]), name
@@ -83,7 +84,7 @@ def test_the_cache_changes_nothing_but_the_time(tmp_path: Path, monkeypatch: pyt
     cached = run(frozen("fpl", tmp_path / "cached"))
     monkeypatch.setattr(Device, "_feature_cache", lambda self, model, initial: None)
     computed = run(frozen("fpl", tmp_path / "computed"))
-    first, second = (RunFolder(done.folder).checkpoint.state for done in (cached, computed))
+    first, second = (RunModel(RunRecord(done.folder)).checkpoint.state for done in (cached, computed))
     for name, tensor in first.weights.items():
         torch.testing.assert_close(tensor, second.weights[name], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(first.prototypes.vectors, second.prototypes.vectors, rtol=1e-4, atol=1e-5)

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from own_metrics import ClassF1, Wrong
 from sklearn.metrics import log_loss, roc_auc_score
 from support.exchanges import device_of, request_to
 from support.halves import Half
+from support.own_metrics import ClassF1, Wrong
 from support.runs import Recorded, Run, TouchedEngine, run
 from support.toy import CLASSES, DOMAINS, toy_settings
 
@@ -39,9 +39,10 @@ from common.wire.messages import Answer, Request, read_header
 from common.wire.payload import Payload
 from goldfinch.cli import main
 from goldfinch.commands.evaluate import measures
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
-from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.run_model import RunModel
 from goldfinch.trackers.scalars import scalars
 from server.run.measures import resolutions_of
 from server.run.schema import read_lines
@@ -49,12 +50,12 @@ from strategies.core.gate import Gate
 from strategies.core.method import Client, UploadSpec
 from tests.support.records import rewrite
 
-OWN = "own_metrics.ClassF1"
+OWN = "support.own_metrics.ClassF1"
 
 
 def measured(output: Path, *overrides: str, method: str = "fedavg", **more: Any) -> RunSettings:
     """Settings of a run with a metric of the user's own and confidences."""
-    trust([OWN, "own_metrics.Wrong"])
+    trust([OWN, "support.own_metrics.Wrong"])
     chosen = (f"own_metric={OWN}", "own_metric.label=1", "rounds.scores=true", *overrides)
     return toy_settings(method, output, overrides=chosen, **more)
 
@@ -284,7 +285,7 @@ def test_trackers_get_the_metrics_by_client_and_by_domain(runs: Mapping[str, Run
 def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
     """The one with the lowest average; tests/core/test_validation.py has a metric of which higher is better."""
     done = run(measured(tmp_path, "protocol.validation=0.3", f"rounds.metric={metric}", train={"rounds": 4}))
-    scores = [score for score in RunFolder(tmp_path).validation_scores if score.round and not score.missing]
+    scores = [score for score in RunRecord(tmp_path).validation_scores if score.round and not score.missing]
     assert len(scores) == 4
     averages = {score.round: score.average for score in scores}
     chosen = min(averages, key=lambda number: averages[number])
@@ -370,7 +371,7 @@ def test_a_wrong_declaration_is_refused(case: str, monkeypatch: pytest.MonkeyPat
 )
 def test_a_wrong_metric_is_refused_before_the_run(name: str, reason: str) -> None:
     cls, _, kind = name.partition(" ")
-    words = [f"own_metric=own_metrics.{cls}"]
+    words = [f"own_metric=support.own_metrics.{cls}"]
     if kind:
         words.append(kind)
     with pytest.raises(ConfigError, match=reason):
@@ -393,8 +394,8 @@ def test_a_choice_that_cannot_be_is_refused(words: list[str], reason: str) -> No
 
 
 def test_a_metric_that_fails_on_the_server_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
-    trust(["own_metrics.Wrong"])
-    overrides = ("own_metric=own_metrics.Wrong", "own_metric.kind='raises later'")
+    trust(["support.own_metrics.Wrong"])
+    overrides = ("own_metric=support.own_metrics.Wrong", "own_metric.kind='raises later'")
     done = run(toy_settings("fedavg", tmp_path, overrides=overrides))
     told = [entry for name, entry in done.events if name == "metric failed"]
     assert len(told) == 1
@@ -488,7 +489,7 @@ def test_a_record_is_read_without_importing_the_metric(
     assert main(["table", str(folder), "--metric", "class_f1"]) == 0
     assert "F1 of one class" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="imported only if you name it"):
-        _ = RunFolder(folder / "fedavg-0").settings
+        _ = RunModel(RunRecord(folder / "fedavg-0")).settings
 
 
 def test_a_metric_is_checked_alone() -> None:

@@ -14,8 +14,8 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import DOMAINS, toy_settings
 
 from common.errors import ConfigError
-from common.metrics import UNDEFINED, Coverage, Measure, RoundScore, named_missing, states, summarise
-from common.scores import round_scores, scores_by_values
+from common.metrics import UNDEFINED, Measure, RoundScore, named_missing, states, summarise
+from common.scores import RunScores, ScoreSeries
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
@@ -149,9 +149,15 @@ def test_own_models_of_a_domain_are_all_scored_or_the_domain_is_missing(method: 
 
 
 def test_several_clients_of_a_domain_with_models_of_their_own() -> None:
-    coverage = Coverage({"a": 2, "b": 1})
-    assert coverage.score(1, [("a", 1, 2), ("a", 2, 2), ("b", 1, 1)]).missing == {}
-    second = coverage.score(2, [("a", 1, 2), ("b", 1, 1)])
+    def line(domain: str, correct: int, count: int) -> dict[str, Any]:
+        return {"domain": domain, "correct": correct, "count": count}
+
+    series = ScoreSeries({"a": 2, "b": 1})
+    first = series.add(1, [line("a", 1, 2), line("a", 2, 2), line("b", 1, 1)])
+    assert first is not None
+    assert first.missing == {}
+    second = series.add(2, [line("a", 1, 2), line("b", 1, 1)])
+    assert second is not None
     assert second.missing == {"a": 1}, "one of its two clients is not there"
     assert second.accuracy == {"a": 50.0, "b": 100.0}
 
@@ -276,7 +282,8 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], set[int]]:
     rows = []
     for number in range(draw(st.integers(1, 8))):
         for name in draw(st.sets(st.sampled_from(NAMES))):
-            rows.append({"round": number, "domain": name, "correct": draw(st.integers(0, 9)), "count": 9})
+            right = draw(st.integers(0, 9))
+            rows.append({"round": number, "domain": name, "scored_on": "test", "correct": right, "count": 9})
     return rows, draw(st.sets(st.integers(1, 8)))
 
 
@@ -285,7 +292,7 @@ def test_a_score_is_unmarked_if_and_only_if_its_rounds_scored_every_domain(
     history: tuple[list[dict[str, Any]], set[int]], last: int
 ) -> None:
     rows, skipped = history
-    rounds = round_scores(rows, dict.fromkeys(NAMES, 1))
+    rounds = RunScores(rows, scorers={"test": dict.fromkeys(NAMES, 1)}).tested()
     scored = {score.round: {row["domain"] for row in rows if row["round"] == score.round} for score in rounds}
     rules = summarise(rounds, last, skipped=skipped)
     assert bool(rules) == bool(rows)
@@ -308,8 +315,11 @@ def test_a_score_is_unmarked_if_and_only_if_its_rounds_scored_every_domain(
 
 def test_a_domain_that_does_not_define_a_metric_was_scored() -> None:
     """Such as AUROC of a site whose test images are of one class."""
-    accuracies = [RoundScore(1, {"a": 1.0, "b": 1.0})]
-    (score,) = scores_by_values("auroc", Measure("AUROC"), accuracies, {(1, "a"): {"auroc": 9.0}})
+    lines = [{"domain": name, "correct": 1, "count": 100} for name in ("a", "b")]
+    series = ScoreSeries(dict.fromkeys(("a", "b"), 1), "auroc", Measure("AUROC"))
+    score = series.add(1, lines, {(1, "a"): {"auroc": 9.0}})
+    assert score is not None
+    assert score.accuracy == {"a": 9.0}
     assert score.missing == {"b": UNDEFINED}
     assert "never" not in named_missing(score.missing)
     assert named_missing({}) == ""

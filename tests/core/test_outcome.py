@@ -162,7 +162,7 @@ def test_a_state_that_is_not_finite_ends_the_run_at_the_round_before(tmp_path: P
 
 def test_a_checkpoint_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
     def checkpoint(number: int, value: float) -> Checkpoint:
-        return Checkpoint(GlobalState({"w": torch.tensor([1.0, value])}, round=number), "run", "fpl", "abcd", 7, 12)
+        return Checkpoint(GlobalState({"w": torch.tensor([1.0, value])}, round=number), "run", "fpl", "abcd", 7, 12, 7)
 
     store = Checkpoints(tmp_path)
     store.save(checkpoint(2, torch.nan))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.choices import CONF
-from common.config import changed_config, compose_config
+from common.composition import changed_config, compose_config
 from common.errors import ConfigError
 from common.overlays import GROUPS, NONE, find_overlay, overlay_text, printed_values
 from common.overrides import quoted_override
@@ -127,7 +127,7 @@ def test_a_file_that_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_key_that_only_an_experiment_of_one_s_own_has_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     """It would be left out of the run without a word."""
-    monkeypatch.setattr("common.config.FOLDERS", [CONF, tmp_path])
+    monkeypatch.setattr("common.composition.FOLDERS", [CONF, tmp_path])
     monkeypatch.setattr("common.choices.FOLDERS", [CONF, tmp_path])
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\ntrian:\n  rounds: 3\n")

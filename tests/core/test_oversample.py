@@ -14,13 +14,14 @@ from support.engines import REFUSAL, asked, engine_of
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, request, simulation, through
 from support.runs import Run, TouchedEngine, run
-from support.toy import toy_settings
+from support.toy import attacked_settings, toy_settings
 
 from common.errors import ConfigError
-from common.settings import RoundSettings, load_settings
+from common.round_settings import RoundSettings
+from common.settings import load_settings
 from common.wire.messages import Answer, header_of
 from common.wire.payload import Payload
-from goldfinch.results.run import RunFolder as Record
+from goldfinch.record import RunRecord as Record
 from goldfinch.trackers.live import LiveView
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
@@ -108,6 +109,14 @@ def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.M
     found = through(simulated, overrides, tmp_path / "nodes")
     assert expected["answers"]["late"] == 1
     assert (found["state_sha256"], found["answers"]) == (expected["state_sha256"], expected["answers"])
+
+
+def test_an_update_that_an_attack_withholds_is_not_in_time(tmp_path: Path) -> None:
+    """Who sends nothing cannot be among the first to answer: two of the three clients are needed, and two count."""
+    done = run(attacked_settings("absent", "fedavg", tmp_path, rounds=SOME, train={"rounds": 4}))
+    for number in range(1, 5):
+        statuses = {row["client"]: row["status"] for row in done.replies() if row["round"] == str(number)}
+        assert statuses == {"bright-0": "trained", "dark-0": "lost", "noisy-0": "trained"}
 
 
 def test_what_a_late_client_released_counts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
 from client.ledger import Ledger
+from client.privacy import DevicePrivacy
 from client.reasons import REASONS
 from client.resident.messages import Reply as NodeReply
 from common.accounting import epsilon
@@ -275,8 +276,10 @@ def test_the_audit_finds_what_follows_a_training_image(
 
 
 def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch the refusals off, as if the methods were accepted."""
-    monkeypatch.setattr(strategies.core.federation, "check_protects", lambda *rest: None)
+    """Switch the refusals off, as if the methods were accepted, and score the devices' own models."""
+    for place in (strategies.core.federation, client.privacy):
+        monkeypatch.setattr(place, "check_protects", lambda *rest: None)
+    monkeypatch.setattr(DevicePrivacy, "received", lambda self, install, kept: install(kept))
     monkeypatch.setattr(client.privacy, "check_scores", lambda *rest, **more: None)
 
 

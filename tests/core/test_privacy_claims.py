@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.records import rewrite
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 from test_differential_privacy import exact_epsilon
@@ -24,9 +25,11 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.commands.export import export
 from goldfinch.commands.sweep import Job, privacy_lines
+from goldfinch.record import RunRecord
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import RunFolder
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.run_model import RunModel
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from server.run.accounting import (
     LEDGER,
     ReleaseCounts,
@@ -34,7 +37,6 @@ from server.run.accounting import (
     privacy_report,
     report_line,
     total_reports,
-    with_conditions,
 )
 from strategies.core.federation import Federation
 from strategies.core.protection import check_protects
@@ -310,14 +312,8 @@ def test_a_run_that_has_not_ended_reports_what_it_released_so_far(tmp_path: Path
     content = json.loads((tmp_path / LEDGER).read_text())
     assert content["sent"] | {"measurements": False} == {"prototypes": True, "weights": True, "measurements": False}
     assert set(content["clients"]) == set(done.summary["clients"])
-    (tmp_path / "summary.json").unlink()
-    assert RunFolder(tmp_path).privacy == done.summary["privacy"]
-
-
-def test_the_epsilon_of_an_older_version_is_not_repeated() -> None:
-    """Its registration held a hash of the images, so that it never had one."""
-    old = {"unit": "sample", "delta": 1e-5, "covers": ["weights"], "unprotected": [], "releases": {"x": 1}}
-    report = with_conditions({**old, "epsilon": {"x": 0.2262}})
-    assert report["epsilon"] == {"x": None}
-    assert report["conditional_epsilon"] == {"x": 0.2262}
-    assert report["conditions"]
+    assert RunRecord(tmp_path).facts.end is not None
+    rewrite(tmp_path / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
+    so_far = RunModel(RunRecord(tmp_path))
+    assert so_far.record.facts.end is None
+    assert so_far.privacy() == done.summary["privacy"]

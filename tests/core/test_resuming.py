@@ -27,7 +27,7 @@ from common.settings import RunSettings, load_settings
 from common.storage import GlobalState
 from common.versions import code_files, package_versions
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.trackers.live import LiveView
 from server.engines.inline import InlineEngine
 from server.flower.submit import _following
@@ -43,7 +43,7 @@ def settings(folder: Path, rounds: int = 1, method: str = "fedavg", **more: Any)
 
 
 def events(folder: Path, name: str) -> list[Mapping[str, Any]]:
-    return [entry for entry in RunFolder(folder).events if entry["event"] == name]
+    return [entry for entry in RunRecord(folder).events if entry["event"] == name]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_of_two_runs_started_in_one_folder_the_second_is_refused(tmp_path: Path)
     assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
     with pytest.raises(ConfigError, match="already holds a run; add resume=true"):
         run_federation(second, InlineEngine(second))
-    assert RunFolder.open(tmp_path).summary == summary
+    assert RunRecord.open(tmp_path).summary == summary
     assert run(settings(tmp_path, 2, resume=True)).summary["rounds"] == 2
 
 
@@ -83,7 +83,7 @@ def test_a_start_between_check_and_end_is_reported(tmp_path: Path) -> None:
 
     prepare_output(first)
     run_federation(first, InlineEngine(first), [start])
-    assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
+    assert RunRecord.open(tmp_path).summary["method"] == "fedavg"
 
 
 def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     run(settings(tmp_path, resume=True))
     assert read_config(tmp_path / "config.yaml")["method"]["_target_"] == "strategies.fedavg.FedAvg"
-    assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
+    assert RunRecord.open(tmp_path).summary["method"] == "fedavg"
 
 
 # ---- what it keeps and prints ----------------------------------------------------------------------------------------
@@ -99,13 +99,13 @@ def test_what_got_nowhere_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tmp_path: Path) -> None:
     run(settings(tmp_path, 2))
-    assert RunFolder(tmp_path).status == "finished"
+    assert RunRecord(tmp_path).status == "finished"
 
     class Crash(BaseException):
         pass
 
     def crash(name: str, entry: Mapping[str, Any]) -> None:
-        assert RunFolder(tmp_path).status == ("finished" if name == "registered" else "unfinished")
+        assert RunRecord(tmp_path).status == ("finished" if name == "registered" else "unfinished")
         if name == "round done":
             raise Crash
 
@@ -113,35 +113,36 @@ def test_more_rounds_are_recorded_and_a_run_that_is_continued_is_not_finished(tm
     with pytest.raises(Crash):
         run_federation(again, InlineEngine(again), [crash])
     assert read_config(tmp_path / "config.yaml")["train"]["rounds"] == 4
-    assert RunFolder(tmp_path).status == "unfinished"
+    assert RunRecord(tmp_path).status == "unfinished"
     with pytest.raises(ConfigError, match=r"no finished run"):
-        RunFolder.open(tmp_path)
+        RunRecord.open(tmp_path)
     assert run(again).summary["rounds"] == 4
-    assert RunFolder(tmp_path).status == "finished"
+    assert RunRecord(tmp_path).status == "finished"
 
 
 def test_what_flower_s_server_writes_again_is_not_shown_again(tmp_path: Path) -> None:
     before = History(tmp_path)
-    for name, number in (("start", 0), ("round done", 1), ("score", 1), ("finish", 1)):
-        before.event(name, round=number)
+    started = {"clients": [], "rounds": 1, "method": "a", "data": "b", "scored": "global model", "processor": {}}
+    before.event("start", round=0, **started)
+    before.event("round done", round=1, seconds=1.0)
     shown: list[str] = []
     path, listeners = tmp_path / "events.jsonl", [lambda name, _: shown.append(name)]
     with _following(path, listeners) as spoke:
         after = History(tmp_path, last=1, last_scored=0)
     assert not spoke.is_set()
     with _following(path, listeners) as spoke:
-        after.event("resume", round=1)
-        after.event("score", round=1)
+        after.event("resume", round=1, **started)
+        after.event("round done", round=2, seconds=1.0)
     assert spoke.is_set()
-    assert shown == ["resume", "score"]
+    assert shown == ["resume", "round done"]
 
 
 def test_the_best_so_far_is_that_of_all_parts(tmp_path: Path) -> None:
     run(settings(tmp_path, 2))
-    before = RunFolder(tmp_path).round_scores[:2]  # the last one is scored again
+    before = RunRecord(tmp_path).round_scores[:2]  # the last one is scored again
     run(settings(tmp_path, 3, resume=True))
     assert not events(tmp_path, "interrupted")
-    (told,) = events(tmp_path, "resume")
+    (told,) = [entry for entry in RunRecord(tmp_path).told_events() if entry["event"] == "resume"]
     assert told["best"]["average"] == max(score.average for score in before)
     assert set(told["best"]) == {"bright", "dark", "noisy", "average", "worst"}
     screen = StringIO()

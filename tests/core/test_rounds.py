@@ -17,7 +17,7 @@ from common.settings import with_method
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.checkpoint import BEST, Checkpoints
 from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure
@@ -192,7 +192,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     assert not Checkpoints(tmp_path / "checkpoint", kind=BEST).series.numbers()
     assert "validation" not in done.summary
     assert not (tmp_path / "clients").exists()
-    assert RunFolder.open(tmp_path).summary["method"] == "fedavg"
+    assert RunRecord.open(tmp_path).summary["method"] == "fedavg"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         prepare_output(toy_settings("fpl", tmp_path / "file" / "run"))
 
 
-@pytest.mark.parametrize("text", [None, "[]", "{"])
-def test_a_folder_without_a_summary_is_named(text: str | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"summary"):
-        RunFolder.open(tmp_path)
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no run: config\.yaml is missing"):
+        RunRecord.open(tmp_path)
+    prepare_output(toy_settings("fedavg", tmp_path))
+    with pytest.raises(ConfigError, match=r"holds no finished run: .*goldfinch resume"):
+        RunRecord.open(tmp_path)
 
 
 def test_scores_are_taken_every_given_number_of_rounds_and_at_the_end(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from common.metrics import METRICS
 from common.scores import RunScores
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.schema import read_lines
 from tests.support.runs import Run, run
 from tests.support.toy import toy_settings
@@ -27,7 +27,7 @@ def measured(folder: Path, rounds: int = 4, **more: Any) -> Run:
 
 def by_metric(folder: Path) -> dict[str, Mapping[str, Any]]:
     """The rules of every metric."""
-    found = RunFolder(folder)
+    found = RunRecord(folder)
     return {metric: found.by_metric(metric).rules for metric in found.measures}
 
 
@@ -37,9 +37,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_rules_of_the_records_are_those_of_the_summary(whole: Run) -> None:
-    found = RunFolder(whole.folder)
+    found = RunRecord(whole.folder)
     events = read_lines(whole.folder / "events.jsonl")
-    scores = RunScores(found.all_scores, events, chosen_by="macro_f1")
+    scores = RunScores(found.score_lines, events, chosen_by="macro_f1")
     assert scores.rules(int(found.config["rounds"]["last_rounds"])) == whole.summary["scores"]
     for name, entry in whole.summary["metrics"].items():
         assert found.by_metric(name).round_scores[-1].accuracy == entry["domains"]
@@ -48,8 +48,8 @@ def test_the_rules_of_the_records_are_those_of_the_summary(whole: Run) -> None:
 def test_a_run_without_its_summary_has_the_same_rules(whole: Run, tmp_path: Path) -> None:
     shutil.copytree(whole.folder, tmp_path / "copy")
     (tmp_path / "copy" / "summary.json").unlink()
-    copy = RunFolder(tmp_path / "copy")
-    assert copy.status == "unfinished"
+    copy = RunRecord(tmp_path / "copy")
+    assert copy.status == "finished"
     assert by_metric(copy.folder) == by_metric(whole.folder)
     assert set(METRICS) < set(copy.measures)
 

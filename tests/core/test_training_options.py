@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,16 @@ import torch
 from support.exchanges import local_exchange
 from support.runs import run
 from support.scored import all_groups
-from support.toy import Toy, composed, toy_settings
+from support.toy import Toy, toy_settings
 from torch.nn import functional as F
 
 from common.choices import CONF
 from common.errors import ConfigError
 from common.losses import balanced_weights, cross_entropy
-from common.run_config import ADDED_SETTINGS
-from common.settings import RunSettings, TrainSettings, load_settings
+from common.round_settings import TrainSettings
+from common.settings import RunSettings, load_settings
 from goldfinch.commands.sweep import Job
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.events import describe
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
@@ -117,23 +116,6 @@ def test_a_method_with_a_smoothing_of_its_own_refuses_a_second() -> None:
 # ---- identity --------------------------------------------------------------------------------------------------------
 
 
-def without(settings: RunSettings, keys: list[str]) -> RunSettings:
-    """Return the settings as a version before these keys would have recorded them."""
-    raw = {name: dict(value) if isinstance(value, dict) else value for name, value in settings.raw.items()}
-    for key in keys:
-        group, _, name = key.partition(".")
-        raw[group].pop(name, None)
-    return replace(settings, raw=raw)
-
-
-def test_settings_that_change_nothing_leave_older_runs_their_identity() -> None:
-    plain = composed("method=fedavg", "engine=inline", "train.device=cpu")
-    added = [*ADDED_SETTINGS, "train.step_rounds", "train.step_factor"]
-    assert without(plain, added).identity == plain.identity
-    stepped = composed("method=fedavg", "engine=inline", "train.device=cpu", "train.schedule=step")
-    assert without(stepped, ["train.step_rounds"]).identity != stepped.identity != plain.identity
-
-
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +139,7 @@ def test_a_run_without_improvement_stops_with_a_message(method: str, scored_afte
     assert found.summary["scores"]["final"]["accuracy"].keys() == {"bright", "dark", "noisy"}
     line = describe("stopped early", dict(found.events)["stopped early"], 9)
     assert f"stopped early after round {done} of 9" in line
-    stored = RunFolder(tmp_path)
+    stored = RunRecord(tmp_path)
     assert (stored.status, stored.stopped_early) == ("finished", True)
 
 
@@ -170,7 +152,7 @@ def test_a_run_that_improves_is_whole(tmp_path: Path) -> None:
 def test_a_run_that_stopped_early_ends_again_and_goes_on_with_more_patience(tmp_path: Path) -> None:
     settings = patient("fedavg", tmp_path)
     first = run(settings)
-    [group] = all_groups([RunFolder(tmp_path)])
+    [group] = all_groups([RunRecord(tmp_path)])
     assert group.label == f"fedavg (stopped early after round {first.summary['rounds']})"
     assert Job((), settings, "same").finished()
     assert not Job((), patient("fedavg", tmp_path, patience=3), "more patience").finished()

@@ -14,7 +14,7 @@ from common.numerics import generator
 from common.prototypes import PrototypeSet
 from common.wire.messages import request_text
 from common.wire.payload import TRANSPORTS, Payload, cast_down, cast_up, encode
-from server.run.history import PARTS
+from server.run.files import PARTS
 from strategies.core.flower import answer_to_fit_res, request_to_fit_ins
 
 HALVES = ["bfloat16", "float16"]

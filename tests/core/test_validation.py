@@ -25,7 +25,8 @@ from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from strategies.core.participants import Registry
 
@@ -126,7 +127,7 @@ def test_what_is_held_out_is_no_part_of_what_a_method_is_given(tmp_path: Path) -
     assert device.register().samples == len(trained)
     assert sum(device.register().class_counts) == len(trained)
     assert device.register().validation == len(validated)
-    assert torch.equal(RunFolder(run(settings).folder).train_split(CLIENTS[0]).images, trained.images)
+    assert torch.equal(RunModel(RunRecord(run(settings).folder)).train_split(CLIENTS[0]).images, trained.images)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_every_client_scores_its_own_samples_in_the_same_exchange(method: str, t
     validated = done.summary["scores"]["validated"]
     assert done.summary["validation"] == {"round": chosen, "average": averages[rounds.index(chosen)], "missing": {}}
     assert (validated["round"], validated["validation"]) == (chosen, averages[rounds.index(chosen)])
-    by_round = {score.round: score.average for score in RunFolder(done.folder).round_scores}
+    by_round = {score.round: score.average for score in RunRecord(done.folder).round_scores}
     assert validated["average"] == by_round[chosen]
     assert best(tmp_path).state.round == chosen
     asked = [one.request for one in engine.messages if one.request.validate]
@@ -304,7 +305,7 @@ def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_pat
     assert done.summary["validation"].get("metric", "accuracy") == metric
     assert done.summary["scores"]["validated"]["round"] == chosen
     assert best(tmp_path / "run").state.round == chosen
-    averages = {score.round: score.average for score in RunFolder(tmp_path / "run").validation_scores if score.round}
+    averages = {score.round: score.average for score in RunRecord(tmp_path / "run").validation_scores if score.round}
     assert averages == pytest.approx(expected)
     if metric == "macro_f1":
         assert chosen != max(rounds_by("accuracy", done), key=lambda number: rounds_by("accuracy", done)[number])

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config import build, compose_config
+from common.composition import compose_config
+from common.config import build
 from common.data import domain as domain_module
 from common.data.domain import DataSource
 from common.data.inspection import inspect

@@ -10,7 +10,8 @@ import pytest
 from data_makers import write_classes
 from PIL import Image
 
-from common.config import build, compose_config
+from common.composition import compose_config
+from common.config import build
 from common.data import image_files
 from common.data.folder import Folder
 from common.data.image_files import Reading, Resize, decode_image

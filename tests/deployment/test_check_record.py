@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from common.settings import load_settings
 from common.wire.messages import TRAINED_STATUSES
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from tests.support.records import Line, rewrite
+from tests.support.records import Line, change_events, rewrite
 
 ROUNDS = 6
 CLIENTS = 4
@@ -101,8 +100,7 @@ def test_a_record_that_is_not_right_is_named(
 ) -> None:
     folder = recorded(whole_run, tmp_path / "one", lost)
     folder = recorded(folder, tmp_path / "two", other, client="signs-0")
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}))
+    change_events(folder, "finish", round=rounds)
     assert check_record.main(arguments(folder)) == 1
     assert word in capsys.readouterr().err
 

@@ -155,7 +155,8 @@ def test_what_was_deleted_is_not_built_again_and_a_source_archive_is_whole(tmp_p
             return [name.partition("/")[2] for name in archive.getnames()]
 
     first = build("build_wheel")
-    assert {"strategies/fdse.py", "goldfinch/py.typed", "goldfinch/papers.yaml"} <= set(first)
+    lists = {"goldfinch/papers.yaml", "goldfinch/alterations.yaml"}
+    assert {"strategies/fdse.py", "goldfinch/py.typed", *lists} <= set(first)
     (wheel,) = (tmp_path / "built").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in first if name.endswith("/METADATA")]

@@ -12,7 +12,7 @@ from support.own import forget
 from common.choices import search
 from common.settings import load_settings
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.conduct import prepare_output
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -63,5 +63,5 @@ def test_only_devices_with_the_same_package_take_part(tmp_path: Path, monkeypatc
     assert "No module named 'ownlib'; install it" in refused
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["method"], sorted(summary["clients"])) == ("fair", ["sketch-0"])
-    assert RunFolder(tmp_path / "run").options["method.q"] == 2.0
+    assert RunRecord(tmp_path / "run").options["method.q"] == 2.0
     forget("ownlib")

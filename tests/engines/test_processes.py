@@ -21,7 +21,7 @@ from common.settings import RunSettings, load_settings
 from common.versions import OURS
 from goldfinch.cli import main
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.engines.inline import InlineEngine
 from server.flower.processes import Child, Processes
 from server.flower.submit import ROOT, run_on_ray
@@ -95,7 +95,7 @@ def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, mo
     events: list[str] = []
     settings = prepared(method, tmp_path / "run", "engine=ray", "engine.actors=2")
     run_on_ray(settings, [lambda name, _: events.append(name)])
-    assert_equal(RunFolder.open(tmp_path / "run").summary, inline(method))
+    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(method))
     assert events.count("round done") == 2
     assert "finish" in events
 
@@ -136,7 +136,7 @@ def test_a_deployment_gives_the_inline_state(
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
         assert len(list(sockets.rglob("*.sock"))) == 2
-    assert_equal(RunFolder.open(tmp_path / "run").summary, inline(STATEFUL))
+    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(STATEFUL))
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
     assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
     assert not left_running(tmp_path)
@@ -153,14 +153,14 @@ def test_different_networks_give_the_inline_state_on_ray_and_on_devices_that_cho
     settings = prepared("fedproto", tmp_path / "inline", *both)
     expected = run_federation(settings, InlineEngine(settings))
     run_on_ray(prepared("fedproto", tmp_path / "ray", *both, "engine=ray", "engine.actors=2"), [])
-    assert_equal(RunFolder.open(tmp_path / "ray").summary, expected)
+    assert_equal(RunRecord.open(tmp_path / "ray").summary, expected)
     one = "model.networks={signs: digit_cnn}"
     settings = prepared("fedproto", tmp_path / "nodes", *MIX, one, "engine=superlink")
     nodes = one_node_per_client(settings)
     nodes["sketch-0"]["model"] = "digit_cnn_gap"
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
-    assert_equal(RunFolder.open(tmp_path / "nodes").summary, expected)
+    assert_equal(RunRecord.open(tmp_path / "nodes").summary, expected)
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_nodes_serve_several_runs_and_report_errors(inline: Any, tmp_path: Path)
         for name in ("first", "second"):
             settings = prepared("fpl", tmp_path / name, "engine=superlink")
             deployment.run(settings)
-            assert_equal(RunFolder.open(tmp_path / name).summary, inline("fpl"))
+            assert_equal(RunRecord.open(tmp_path / name).summary, inline("fpl"))
         (tmp_path / "empty").mkdir()
         missing = ["data=office_caltech", f"data.root={tmp_path / 'empty'}"]
         settings = prepared("fpl", tmp_path / "third", "engine=superlink", *missing)
@@ -191,7 +191,7 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
     }
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
-    found = RunFolder.open(tmp_path / "run")
+    found = RunRecord.open(tmp_path / "run")
     private = found.summary["privacy"]
     assert private["randomness"] == ["system"]
     assert private["unprotected"] == []
@@ -275,7 +275,7 @@ def test_a_killed_site_leaves_a_partial_score_with_its_last_round(
                 kill_node(deployment, "printed-0")
 
         deployment.run(settings, [kill])
-    record = RunFolder.open(tmp_path / "run")
+    record = RunRecord.open(tmp_path / "run")
     assert record.summary["missing"] == {"printed": 0}
     assert list(record.summary["accuracy"]) == ["handwritten"]
     assert record.rules["last_n"]["missing"] == {"printed": 0}

@@ -18,7 +18,7 @@ from support.simulations import SMALL
 from bench.ray_clusters import RayCluster, ray_cluster
 from common.errors import ConfigError
 from common.settings import load_settings
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.engines.inline import InlineEngine
 from server.flower.cluster import find_cluster
 from server.flower.submit import run_on_ray
@@ -41,7 +41,7 @@ def run(*overrides: str) -> dict[str, Any]:
     settings = load_settings([*SMALL, "engine=ray", "overwrite=true", *overrides])
     prepare_output(settings)
     run_on_ray(settings, [])
-    return RunFolder.open(settings.output_folder).summary
+    return RunRecord.open(settings.output_folder).summary
 
 
 def flower_log(folder: Path) -> str:
@@ -84,9 +84,9 @@ def test_a_machine_that_dies_in_a_round_loses_its_replies_and_the_other_goes_on(
         os.kill(second, signal.SIGKILL)
         assert started.wait(600) == 0, (tmp_path / "printed").read_text()
         assert len(cluster.raylets()) == 1
-    summary = RunFolder.open(output).summary
+    summary = RunRecord.open(output).summary
     assert summary["rounds"] == 8
-    lost = [line for line in RunFolder(output).replies if line["status"] == "lost"]
+    lost = [line for line in RunRecord(output).replies if line["status"] == "lost"]
     assert 1 <= len(lost) <= 4
     assert all(socket.gethostname() in line["reason"] for line in lost)
 

@@ -15,21 +15,21 @@ from support.toy import CLASSES, DOMAINS, Toy, toy_settings
 
 from common.data.batches import Split
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 HERE = ["onnx"] if importlib.util.find_spec("onnxscript") else []
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """FPL on the toy domains, far enough to have prototypes and to know the classes."""
     folder = tmp_path_factory.mktemp("trained") / "fpl"
     run(toy_settings("fpl", folder, train={"rounds": 4, "epochs": 2}))
-    return RunFolder(folder)
+    return RunRecord(folder)
 
 
 @pytest.fixture(scope="session")
-def exported(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(trained: RunRecord, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of its exported model, in every format that the installed packages can write."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     export(trained.folder, folder, HERE, licence="CC-BY-4.0")

@@ -32,7 +32,8 @@ from goldfinch.commands.export import export
 from goldfinch.exports import formats
 from goldfinch.exports.card import model_card
 from goldfinch.exports.formats import FORMATS, READERS, ExportError
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.run.checkpoint import Checkpoints
 from strategies.fedproto import FedProto
 from strategies.fedsr import FixedDraws, ProbabilisticModel
@@ -52,7 +53,7 @@ def accuracy(predict: Any, domain: str) -> float:
 
 @pytest.mark.parametrize("name", ["safetensors", pytest.param("onnx", marks=needs_onnx)])
 @pytest.mark.long
-def test_each_file_scores_as_the_run_did(name: str, trained: RunFolder, exported: Path) -> None:
+def test_each_file_scores_as_the_run_did(name: str, trained: RunRecord, exported: Path) -> None:
     predict = READERS[name](exported / FORMATS[name])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
     assert found == trained.summary["accuracy"]
@@ -67,12 +68,12 @@ def test_an_exported_model_normalises_each_image_as_its_training_did(tmp_path: P
     export(tmp_path / "run", tmp_path / "model")
     predict = READERS["safetensors"](tmp_path / "model" / FORMATS["safetensors"])
     found = {domain: accuracy(predict, domain) for domain in DOMAINS}
-    assert found == RunFolder(tmp_path / "run").summary["accuracy"]
+    assert found == RunRecord(tmp_path / "run").summary["accuracy"]
 
 
-def reference(record: RunFolder, images: torch.Tensor) -> torch.Tensor:
+def reference(record: RunRecord, images: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return record.inference()((images - 0.5) / 0.25)[1].softmax(1)
+        return RunModel(record).inference()((images - 0.5) / 0.25)[1].softmax(1)
 
 
 def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_card_keeps_strangers_names_in_their_cells(exported: Path) -> None:
     assert not any(line.startswith("# with") for line in card.splitlines())
 
 
-def test_the_description_of_an_exported_model(trained: RunFolder, exported: Path) -> None:
+def test_the_description_of_an_exported_model(trained: RunRecord, exported: Path) -> None:
     description = json.loads((exported / "model.json").read_text())
     assert description["classes"] == list(Toy().class_names)
     assert (description["image_size"], description["mean"], description["std"]) == (16, [0.5], [0.25])
@@ -105,12 +106,12 @@ def test_the_description_of_an_exported_model(trained: RunFolder, exported: Path
     )
 
 
-def test_the_weights_file_alone_says_its_classes_and_has_plain_names(trained: RunFolder, exported: Path) -> None:
+def test_the_weights_file_alone_says_its_classes_and_has_plain_names(trained: RunRecord, exported: Path) -> None:
     with safe_open(exported / "model.safetensors", "pt") as stream:
         assert json.loads(stream.metadata()["goldfinch"])["classes"] == list(Toy().class_names)
         names = set(stream.keys())
     prototypes = {f"prototypes.{part}" for part in ("vectors", "labels", "weights")}
-    assert names == set(trained.model().state_dict()) | prototypes
+    assert names == set(RunModel(trained).model().state_dict()) | prototypes
 
 
 ALONE = """
@@ -132,7 +133,7 @@ print([facts["classes"][index] for index in probabilities.argmax(1)])
 
 
 @needs_onnx
-def test_a_device_needs_neither_goldfinch_nor_torch(trained: RunFolder, exported: Path) -> None:
+def test_a_device_needs_neither_goldfinch_nor_torch(trained: RunRecord, exported: Path) -> None:
     images = Toy().load("bright").test.images
     command = [sys.executable, "-I", "-c", ALONE, str(exported / "model.onnx")]
     done = subprocess.run(command, input=images.numpy().tobytes(), capture_output=True, check=False)
@@ -159,7 +160,7 @@ def test_with_validation_the_threshold_is_chosen_on_validation_samples(tmp_path:
     run(toy_settings("fpl", folder, overrides=("protocol.validation=0.25",)))
     export(folder, tmp_path / "model")
     model = load_model(tmp_path / "model")
-    own = RunFolder(folder)
+    own = RunModel(RunRecord(folder))
     held = torch.cat([own.validation_split(client).images for client in own.clients]).float() / 255
     assert f"{len(held)} validation samples" in model.description.prototypes["rule"]
     assert model(held)["distances"].amin(1).quantile(0.95) == pytest.approx(model.description.prototypes["threshold"])
@@ -178,7 +179,7 @@ def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], t
     run(toy_settings(method, tmp_path / "run", hyper=hyper))
     own = (method, hyper) in OWN
     description = export(tmp_path / "run", tmp_path / "model", client="dark-0" if own else None)
-    model, summary = load_model(tmp_path / "model"), RunFolder(tmp_path / "run").summary
+    model, summary = load_model(tmp_path / "model"), RunRecord(tmp_path / "run").summary
     found = {name: accuracy(lambda x: model(x)["probabilities"], name) for name in (["dark"] if own else DOMAINS)}
     assert found == {name: summary["accuracy"][name] for name in found}
     assert description.score is not None
@@ -230,13 +231,13 @@ def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
     run(toy_settings("fedavg", place))
     with pytest.raises(ConfigError, match=r"protocol\.validation"):
         export(place, tmp_path / "model", chosen="best")
-    first = RunFolder(place, "1")
+    first = RunModel(RunRecord(place), "1")
     assert export(place, tmp_path / "first", chosen="1").chosen == "chosen round, 1"
     Checkpoints(place / "checkpoint", kind="best").save(first.checkpoint)
     description = export(place, tmp_path / "best")
     assert (description.chosen, description.round) == ("best round by validation, 1", 1)
-    assert description.score["accuracy"] == dict(RunFolder(place).round_scores[1].accuracy)
-    taken, newest = load_model(tmp_path / "best").net, RunFolder(place).model()
+    assert description.score["accuracy"] == dict(RunRecord(place).round_scores[1].accuracy)
+    taken, newest = load_model(tmp_path / "best").net, RunModel(RunRecord(place)).model()
     assert torch.equal(taken.head.weight, first.model().head.weight)
     assert not torch.equal(taken.head.weight, newest.head.weight)
     assert export(place, tmp_path / "last", chosen="last").round == 2
@@ -255,7 +256,7 @@ def test_a_device_completes_what_the_server_shares(
 ) -> None:
     place, shared = tmp_path / "run", tmp_path / "shared"
     run(toy_settings(method, place))
-    whole, personal = RunFolder(place).model("dark-0").state_dict(), RunFolder(place)
+    whole, personal = RunModel(RunRecord(place)).model("dark-0").state_dict(), RunRecord(place)
     (place / "clients").rename(tmp_path / "devices")  # as after a run on real devices
     assert main(["export", str(place), "--to", str(shared)]) == 0
     assert "on each device: goldfinch export STATE --shared shared --to DIR" in capsys.readouterr().out
@@ -303,7 +304,7 @@ def test_parts_that_a_device_does_not_have_are_reported(
 
 
 def test_a_file_with_other_content_is_not_kept(
-    trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "model"
     export(trained.folder, place)
@@ -316,7 +317,7 @@ def test_a_file_with_other_content_is_not_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_only_an_exported_model_is_replaced(trained: RunFolder, tmp_path: Path) -> None:
+def test_only_an_exported_model_is_replaced(trained: RunRecord, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to a friend").write_text("dear")
     with pytest.raises(ConfigError, match="not an exported model"):

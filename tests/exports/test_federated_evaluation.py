@@ -17,7 +17,7 @@ from goldfinch.cli import main
 from goldfinch.commands.deployment import LocalDeployment
 from goldfinch.commands.evaluate import evaluate
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 CLASSES = f"data.classes=[{','.join(Toy().class_names)}]"
 
@@ -43,10 +43,10 @@ def test_clients_find_what_one_machine_with_all_data_finds(
     words = ["evaluate", str(folder), "engine=inline", "engine.wire=true", *data_of(pictures)]
     assert main([*words, "--output", str(tmp_path / "run")]) == 0
     assert "recall of the worst class" in capsys.readouterr().out
-    found = RunFolder(tmp_path / "run")
+    found = RunRecord(tmp_path / "run")
     for domain in DOMAINS:
         alone = evaluate(folder, [*data_of(pictures)[:2], f"data.domains=[{domain}]", CLASSES])
-        (line,) = [line for line in found.confusions if line["domain"] == domain]
+        (line,) = [line["confusion"] for line in found.test_lines if line["domain"] == domain]
         counts = [[0] * len(alone["confusion"]) for _ in alone["confusion"]]
         for true, predicted, count in zip(line["true"], line["predicted"], line["count"], strict=True):
             counts[true][predicted] = count
@@ -57,10 +57,10 @@ def test_clients_find_what_one_machine_with_all_data_finds(
     assert found.rounds_done == 0
 
 
-def test_the_run_and_its_evaluation_have_the_same_scores(trained: RunFolder, exported: Path, tmp_path: Path) -> None:
+def test_the_run_and_its_evaluation_have_the_same_scores(trained: RunRecord, exported: Path, tmp_path: Path) -> None:
     words = ["data=support.toy.Toy", "train.device=cpu", "engine=inline"]
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run"), "--quiet"]) == 0
-    again = RunFolder(tmp_path / "run")
+    again = RunRecord(tmp_path / "run")
     assert again.summary["accuracy"] == trained.summary["accuracy"]
     assert main(["table", str(tmp_path / "run")]) == 0
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1, "it holds a run"
@@ -114,7 +114,7 @@ def test_super_nodes_score_a_model_that_they_have_no_file_of(
     with LocalDeployment(tmp_path / "flower", nodes) as deployment:
         monkeypatch.setenv("FLWR_HOME", str(deployment.home))
         assert main(["evaluate", str(exported), "engine=superlink", *words, "--output", str(tmp_path / "run")]) == 0
-    found = RunFolder(tmp_path / "run")
+    found = RunRecord(tmp_path / "run")
     alone = evaluate(exported, [*data_of(pictures)[:2], CLASSES])
     for domain in DOMAINS:
         assert found.summary["accuracy"][domain] == pytest.approx(alone["domains"][domain]["accuracy"])

@@ -20,7 +20,8 @@ from common.models.pretrained import same_classes
 from common.overrides import quoted_override
 from common.settings import load_settings
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.flower import submit
 
 TINY = ["data=folder", "model=small", "method=fedavg", "data.image_size=16", "data.augmentation.mean=[0.5]"]
@@ -29,16 +30,16 @@ TINY += ["data.augmentation.std=[0.25]", "train.rounds=1", "train.local_steps=1"
 
 @pytest.mark.long
 def test_the_first_score_is_the_exported_model_s(
-    trained: RunFolder, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: RunRecord, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*TINY, quoted_override("data.root", pictures), quoted_override("model.pretrained", exported)]
     same = f"data.classes=[{','.join(Toy().class_names)}]"
     assert main(["run", *words, same, quoted_override("output", tmp_path / "run")]) == 0
     assert f"starts from {exported}, with its classifier" in capsys.readouterr().out
-    assert RunFolder(tmp_path / "run").round_scores[0].accuracy == trained.summary["accuracy"]
+    assert RunRecord(tmp_path / "run").round_scores[0].accuracy == trained.summary["accuracy"]
     assert main(["run", *words, quoted_override("output", tmp_path / "other")]) == 0  # by default, in order of names
     assert "with a new classifier, since the classes differ" in capsys.readouterr().out
-    assert RunFolder(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
+    assert RunRecord(tmp_path / "other").round_scores[0].accuracy != trained.summary["accuracy"]
 
 
 def test_a_missing_model_is_an_error_before_anything_is_written(
@@ -68,7 +69,7 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(
     method: str, classifier: bool, apart: Callable[[str], Apart]
 ) -> None:
     shared, names = apart(method).shared, Toy().class_names
-    spec = RunFolder(apart(method).run).settings.model
+    spec = RunModel(RunRecord(apart(method).run)).settings.model
     plain = spec.build(len(names), 16, 0, names).state_dict()
     started = replace(spec, pretrained=shared).build(len(names), 16, 0, names).state_dict()
     weights = read_export(shared)[1]
@@ -80,6 +81,6 @@ def test_a_site_that_joins_later_starts_from_what_clients_share(
 
 def test_a_method_that_shares_no_weights_leaves_nothing_to_start_from(apart: Callable[[str], Apart]) -> None:
     found = apart("fedpall")
-    spec = RunFolder(found.run).settings.model
+    spec = RunModel(RunRecord(found.run)).settings.model
     with pytest.raises(ModelError, match="clients of fedpall share no weights of the network"):
         replace(spec, pretrained=found.shared).build(4, 16, 0, Toy().class_names)

@@ -20,7 +20,7 @@ from common.exports import load_model
 from goldfinch.cli import main
 from goldfinch.commands.evaluate import evaluate, measures
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 NAMES = Toy().class_names
 
@@ -144,7 +144,7 @@ def test_calibration_error_is_the_mean_gap_by_bins() -> None:
     assert found["calibration_error"] == pytest.approx(100 * expected)
 
 
-def test_a_domain_scores_as_in_the_run(trained: RunFolder, exported: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_domain_scores_as_in_the_run(trained: RunRecord, exported: Path, pictures: Path, tmp_path: Path) -> None:
     words = ["data=folder", f"data.root='{pictures}'", "--output", str(tmp_path / "predictions.json")]
     assert main(["evaluate", str(exported), *words]) == 0
     found = json.loads((tmp_path / "predictions.json").read_text())

@@ -19,7 +19,7 @@ from common.client_state import ClientStore, Version
 from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder as FinishedRun
+from goldfinch.record import RunRecord as FinishedRun
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation, run_lock

@@ -40,7 +40,7 @@ from common.errors import EngineError
 from common.settings import load_settings
 from common.wire.messages import Request, trained
 from goldfinch.commands.deployment import LocalDeployment, Store, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.flower.processes import Child
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
@@ -443,7 +443,7 @@ def test_server_and_devices_agree_after_every_fault(tmp_path: Path, monkeypatch:
         rounds = soaked(soak)
     rows = read_lines(output / "replies.jsonl")
     print_tables(soak, rows, rounds)
-    summary = RunFolder.open(output).summary
+    summary = RunRecord.open(output).summary
     assert summary["rounds"] == rounds
     skipped = {entry["round"] for entry in events(output, "round skipped")}
     counted = {(row["round"], row["client"]) for row in rows if trained(row["status"]) and row["round"] not in skipped}

@@ -16,7 +16,7 @@ from support.faults import PATIENCE, events, restart_until_admitted, started_by,
 from common.errors import EngineError
 from common.settings import load_settings
 from goldfinch.commands.deployment import LocalDeployment, Store, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.engines.inline import InlineEngine
 from server.flower.processes import STOP_SECONDS
 from server.run.conduct import prepare_output, run_federation
@@ -80,7 +80,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def assert_resumes(deployment: LocalDeployment, output: Path, undisturbed: dict[str, Any]) -> None:
     """The run goes on to the state of the inline run."""
     whole(deployment, output, "resume=true")
-    found = RunFolder.open(output).summary
+    found = RunRecord.open(output).summary
     assert found["state_sha256"] == undisturbed["state_sha256"]
     assert found["scores"] == undisturbed["scores"]
 

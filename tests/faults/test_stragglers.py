@@ -10,7 +10,7 @@ from support.federation import ROOT
 
 from common.settings import load_settings
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
 
@@ -46,7 +46,7 @@ def test_a_straggler_holds_no_round_past_its_deadline(tmp_path: Path, monkeypatc
     prepare_output(settings)
     with LocalDeployment(tmp_path / "flower", one_node_per_client(settings), secure=False) as deployment:
         deployment.run(settings)
-    assert RunFolder.open(output).summary["rounds"] == ROUNDS
+    assert RunRecord.open(output).summary["rounds"] == ROUNDS
     begun = {entry["round"]: entry["time"] for entry in events(output, "round")}
     took = {e["round"]: e["time"] - begun[e["round"]] for e in events(output, "round done", "round skipped")}
     rows = [row for row in read_lines(output / "replies.jsonl") if int(row["round"]) <= ROUNDS]

@@ -25,7 +25,7 @@ from support.runs import TouchedEngine, run
 from common.settings import load_settings
 from common.wire.messages import Request, trained
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.flower.processes import Child
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
@@ -177,7 +177,7 @@ def test_what_did_not_count_leaves_nothing_on_a_device(
 
     again = load_settings([*chosen, "engine=inline", f"output={tmp_path / 'inline'}"])
     replayed = run(again, TouchedEngine(again, unasked=unasked))
-    assert RunFolder.open(output).summary["state_sha256"] == replayed.sha256
+    assert RunRecord.open(output).summary["state_sha256"] == replayed.sha256
 
 
 def on_nodes(stage: Stage, settings: object) -> dict[tuple[int, str], str]:

@@ -89,7 +89,7 @@ def ready() -> str:
 
 def inputs(case: Case, device: str = "cpu", dtype: torch.dtype | None = None):
     """``(features, labels, prototypes, class rows, terms, bias)`` of a case as tensors."""
-    from common.losses.prototype import PrototypeTerms
+    from common.losses.prototype_terms import PrototypeTerms
     from common.prototypes import PrototypeSet, unbiased_prototypes
 
     features = torch.from_numpy(case.features).to(device=device, dtype=getattr(torch, case.dtype))

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  # after the check 
 from triton.compiler import ASTSource  # noqa: E402  # as above
 
 from common.losses import triton_kernel  # noqa: E402  # as above
-from common.losses.prototype import Call, prepared_rows, wanted_counts  # noqa: E402  # as above
+from common.losses.prototype_terms import Call, prepared_rows, wanted_counts  # noqa: E402  # as above
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 

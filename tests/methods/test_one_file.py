@@ -13,7 +13,8 @@ from support.scripts import load_script
 from common.prototypes import PrototypeSet
 from common.settings import load_settings
 from common.storage import GlobalState
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
@@ -51,7 +52,7 @@ def test_scores_and_tensors_are_those_of_goldfinch(
     assert {name: f"{score:.2f}" for name, score in scores.items()} == {
         name: f"{score:.2f}" for name, score in summary["accuracy"].items()
     }
-    counts = RunFolder(tmp_path).checkpoint.state.prototypes.weights  # how many class means each cluster has
+    counts = RunModel(RunRecord(tmp_path)).checkpoint.state.prototypes.weights  # how many class means each cluster has
     state = GlobalState(weights, PrototypeSet(found.vectors, found.labels, counts), round=2)
     assert state.sha256() == summary["state_sha256"]
 

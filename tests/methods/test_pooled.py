@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.container import BarContainer
 from support.boards import read_runs
+from support.records import rewrite
 from support.runs import Run, run
 from support.toy import DOMAINS, TRAIN, method_at_defaults, toy_settings
 
@@ -17,10 +18,12 @@ from common.choices import choices_of
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_frame, score_sheet
-from goldfinch.results.groups import Board, comparable, group_runs, leader, ranked
-from goldfinch.results.run import RunFolder
-from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, runs_csv
+from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.rows import best_row, comparable, ranked
+from goldfinch.run_model import RunModel
+from goldfinch.study.ranking import StudyRun, marked_name, rank_methods, ranked_table, runs_csv
 from server.engines.inline import InlineEngine
 from server.run.rounds import RoundLoop
 
@@ -36,7 +39,7 @@ def test_one_client_has_the_images_of_all_and_scores_all_domains(tmp_path: Path)
 
 
 def test_it_holds_what_the_clients_of_the_protocol_hold(tmp_path: Path) -> None:
-    record = RunFolder(tmp_path)
+    record = RunModel(RunRecord(tmp_path))
     settings = toy_settings("pooled", tmp_path, overrides=("protocol.fraction=0.5", "protocol.validation=0.2"))
     record.__dict__["settings"] = settings
     (client,) = record.clients
@@ -104,22 +107,22 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     found = []
     for method in ("pooled", "single_set", "fedavg", "fedprox"):
         done = run(toy_settings(method, folder / method, train={"rounds": 1}))
-        found.append(RunFolder(done.folder))
+        found.append(RunRecord(done.folder))
     (only,) = group_runs(found)
     return only
 
 
 def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Board) -> None:
-    assert [group.label for group in board.groups] == [
+    assert [group.label for group in board.rows] == [
         "fedavg",
         "fedprox",
         "single_set (lower bound)",
         "pooled (upper bound)",
     ]
     assert board.bounds == {"single_set (lower bound)": "lower", "pooled (upper bound)": "upper"}
-    names = {group.label for group in comparable(board.groups)}
-    assert names == {"fedavg", "fedprox"} == {group.label for group in ranked(board.groups)}
-    assert leader([group for group in board.groups if group.bound]) is None
+    names = {group.label for group in comparable(board.rows)}
+    assert names == {"fedavg", "fedprox"} == {group.label for group in ranked(board.rows)}
+    assert best_row([group for group in board.rows if group.bound]) is None
     frame = score_frame(board, "final")
     assert not frame[frame["method"].isin(board.bounds)]["best"].any()
     sheet = score_sheet(board, "final")
@@ -128,12 +131,11 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
 
 
 def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text((board.groups[-1].runs[0].folder / "config.yaml").read_text())
-    assert RunFolder(tmp_path).bound == "upper"
-    summary = dict(board.groups[-1].runs[0].summary)
-    del summary["bound"]
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert RunFolder(tmp_path).bound is None, "of a run from before bounds were recorded"
+    shutil.copytree(board.rows[-1].runs[0].folder, tmp_path / "run")
+    rewrite(tmp_path / "run" / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
+    unfinished = RunRecord(tmp_path / "run")
+    assert not unfinished.ended
+    assert unfinished.bound == "upper"
 
 
 def test_bounds_are_lines_in_figures(board: Board) -> None:
@@ -152,7 +154,7 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
 def test_the_report_names_them_and_ranks_none(board: Board) -> None:
     from goldfinch.results.report.page import render
 
-    (two,) = group_runs([board.groups[0].runs[0], board.groups[-1].runs[0]])
+    (two,) = group_runs([board.rows[0].runs[0], board.rows[-1].runs[0]])
     page = render([two])
     assert "pooled (upper bound)" in page
     assert "<strong>pooled" not in page
@@ -175,12 +177,12 @@ def test_a_comparison_never_ranks_or_tests_a_bound(tmp_path: Path) -> None:
         runs.append(replace(final("single_set", study, 20.0, "lower"), scored="own model"))
     (table,) = rank_methods(runs)
     assert table.base == "moon", "a bound is no base"
-    assert [(row.name, row.rank) for row in table.rows] == [
+    assert [(marked_name(row), row.rank) for row in table.rows] == [
         ("fpl", 1), ("moon", 2), ("single_set (lower bound) *", None), ("pooled (upper bound)", None)
     ]  # fmt: skip
     bounds = [row for row in table.rows if row.bound]
     assert [(row.difference, row.p) for row in bounds] == [(None, None), (None, None)]
-    tested = next(row for row in table.rows if row.method == "fpl")
+    tested = next(row for row in table.rows if row.label == "fpl")
     assert tested.difference is not None
     assert tested.p == tested.difference.p, "Holm's family has one test"
     (tmp_path / "runs.csv").write_text(runs_csv(runs))

@@ -10,7 +10,7 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from strategies.core.aggregation import Mean
 from strategies.scaffold import SCAFFOLD, effective_steps
 

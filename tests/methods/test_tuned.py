@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.scripts import ROOT
 
-from common.config import changed_config
+from common.composition import changed_config
 from common.overlays import find_overlay
 from common.run_config import yaml_of
 from common.settings import load_settings, settings_of
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 
 OFFLINE = "train.device=cpu"
 
@@ -23,7 +23,7 @@ def test_a_run_can_be_resumed_without_its_tuned_file(tmp_path):
     raw = load_settings(["method=moon", "method.mu=1.0", OFFLINE]).raw
     choices = {**raw["choices"], "tuned": "moon_on_glyphs"}
     (tmp_path / "config.yaml").write_text(yaml_of({**raw, "choices": choices}))
-    assert settings_of(changed_config(RunFolder(tmp_path).config, [])).method.mu == 1.0
+    assert settings_of(changed_config(RunRecord(tmp_path).config, [])).method.mu == 1.0
 
 
 @pytest.mark.parametrize(

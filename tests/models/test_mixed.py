@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from support.runs import run
-from support.toy import toy_settings
+from support.toy import method_at_defaults, toy_settings
 
+from common.choices import choices_of
 from common.errors import ConfigError
 from common.models.mixed import Aligned, Mixed, network
 from common.models.specs import ModelSpec, ResNet10, Small, TorchvisionResNet
+from common.settings import load_settings
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.explanation import explain
+from goldfinch.record import RunRecord
 from strategies.core.federation import Federation
 from strategies.core.method import build_model
 
@@ -57,7 +60,7 @@ def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     [
         ({"others": "smal"}, "did you mean 'small'"),
         ({"networks": {"dark": "by_domain"}}, "cannot be a mix"),
-        ({"freeze": "backbone"}, "settings of one network"),
+        ({"freeze": "backbone"}, "Unexpected keyword argument"),
     ],
     ids=["unknown", "nested", "frozen"],
 )
@@ -66,10 +69,23 @@ def test_what_is_no_mix_is_refused(given: dict[str, Any], message: str) -> None:
         Mixed(**given)
 
 
-@pytest.mark.long
-def test_a_method_that_exchanges_weights_is_refused_and_others_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"method=fpl exchanges .* none: .*method=fedproto method\.aggregate_models"):
+def test_a_method_that_exchanges_weights_is_refused_and_the_message_says_what_lists_others(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"method=fpl exchanges \d+ tensors .*: goldfinch list by_domain names them"):
         Federation(settings_of("fpl", tmp_path))
+
+
+@pytest.mark.long
+def test_goldfinch_list_names_every_method_that_exchanges_no_weights() -> None:
+    model = Small().build(5, 16, 0)
+    exchange_none: set[str] = set()
+    for name in choices_of("method"):
+        if not method_at_defaults(name).shared_names(model):
+            exchange_none.add(name)
+    with_setting = load_settings(["method=fedproto", "method.aggregate_models=false", "tuned=none"]).method
+    assert not with_setting.shared_names(model)
+    _, _, listed = explain("model.by_domain").text.partition("exchange no weights: ")
+    assert {word.strip(" ,") for word in listed.partition(", and fedproto")[0].split(",")} == exchange_none
+    assert "and fedproto with method.aggregate_models=false" in listed
 
 
 @pytest.mark.parametrize(
@@ -82,7 +98,7 @@ def test_clients_with_different_networks_learn_and_are_exported(
     settings = settings_of(method, tmp_path / "run", hyper=hyper, train={"rounds": 6})
     done = run(settings)
     assert done.averages()[-1] > 40, "chance is 25"
-    folder = RunFolder.open(tmp_path / "run")
+    folder = RunRecord.open(tmp_path / "run")
     for client, name in (("dark-0", "DigitCNN"), ("noisy-0", "DigitCNNPooled"), ("bright-0", "Small")):
         to = tmp_path / client
         description = export(tmp_path / "run", to, client=client)

@@ -19,7 +19,8 @@ from common.exports.model import load_model
 from common.models.base import ModelError
 from common.models.torchvision import NamedNetwork, Timm, Torchvision
 from goldfinch.commands.export import export
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 
 NAMES = {"mobilenet_v3_small": 32, "resnet18": 32, "vit_b_32": 32, "shufflenet_v2_x0_5": 32, "regnet_y_400mf": 32}
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the extra timm is not installed")
@@ -119,7 +120,7 @@ def test_a_run_is_exported_and_predicts_without_its_weights_file(tmp_path: Path)
     train = {"rounds": 1, "learning_rate": 0.001}
     run(toy_settings("fpl", tmp_path / "run", overrides=overrides, train=train))
     export(tmp_path / "run", tmp_path / "model")
-    expected = RunFolder(tmp_path / "run").inference()
+    expected = RunModel(RunRecord(tmp_path / "run")).inference()
     path.unlink()
     model = load_model(tmp_path / "model")
     assert str(path) not in (tmp_path / "model" / "model.json").read_text()

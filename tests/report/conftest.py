@@ -11,9 +11,9 @@ from support.runs import BrokenError, TouchedEngine, run
 from support.toy import toy_settings
 
 from common.wire.messages import Request
+from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report import page
-from goldfinch.results.run import find_runs
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken in'\">&amp;"
 

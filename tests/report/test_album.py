@@ -11,7 +11,7 @@ from common.prototypes import PrototypeSet
 from common.scores import class_totals
 from common.wire.messages import Request
 from common.wire.payload import Payload
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from server.run.prototype_log import (
     MAX_ROUNDS,
     MAX_VALUES,
@@ -72,7 +72,7 @@ def test_counts_that_do_not_fit_are_left_out_and_so_is_the_domain_s_metric(tmp_p
     done = run(settings, TouchedEngine(settings, edit=edit))
     without = {line["client"] for line in read_lines(done.folder / "scores.jsonl") if "confusion" not in line}
     assert without == {"dark-0"}
-    assert {domain for _, domain in RunFolder(done.folder).class_totals} == {"bright", "noisy"}
+    assert {domain for _, domain in RunRecord(done.folder).class_totals} == {"bright", "noisy"}
     line = read_lines(done.folder / "scores.jsonl")[0]
     both = class_totals([line, {**line, "client": "other"} | {"confusion": line.get("confusion", {})}])
     assert len(both) == 1

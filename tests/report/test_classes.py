@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from support.toy import CLASSES, DOMAINS, Toy
 
 import goldfinch as gf
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.classes import LOWEST, ClassTable, class_tables
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report import results
 from goldfinch.results.report.page import render
-from goldfinch.results.run import find_runs
 from tests.support.records import Line, rewrite, without_counts
 
 NAMES = list(Toy().class_names)
@@ -84,9 +85,10 @@ def test_the_terminal_marks_the_lowest_and_says_what_the_mark_is(
     shown = capsys.readouterr().out
     assert f"{LOWEST} is the lowest of a column" in " ".join(shown.split())
     (table,) = tables_of(folder / "fpl")
-    for row in table.rows:
-        (line,) = [line for line in shown.splitlines() if line.strip().startswith(row.name)]
-        assert line.split()[len(row.name.split()) :] == " ".join([*row.texts(), str(row.images)]).split()
+    for number, row in enumerate(table.classes):
+        (line,) = [line for line in shown.splitlines() if line.strip().startswith(row.label)]
+        cells = [*table.texts(number), str(table.images[number])]
+        assert line.split()[len(row.label.split()) :] == " ".join(cells).split()
 
 
 @pytest.mark.parametrize(
@@ -156,11 +158,11 @@ def test_a_missing_domain_makes_the_values_over_domains_partial(
     assert "without dark (last scored in round 3)" in " ".join(capsys.readouterr().out.split())
     (table,) = tables_of(tmp_path)
     place = table.heads.index("dark")
-    for row in table.rows:
-        assert row.texts()[place] == "-"
-        assert row.texts()[-1].endswith("†")
-        assert row.texts()[-2].endswith("†")
-        assert row.lowest[-2:] == [False, False]
+    for number in range(CLASSES):
+        assert table.texts(number)[place] == "-"
+        assert table.texts(number)[-1].endswith("†")
+        assert table.texts(number)[-2].endswith("†")
+        assert table.lowest[number][-2:] == [False, False]
 
 
 def test_a_class_without_test_images_has_no_recall(folder: Path, tmp_path: Path) -> None:
@@ -172,9 +174,8 @@ def test_a_class_without_test_images_has_no_recall(folder: Path, tmp_path: Path)
 
     rewrite(tmp_path / "run/scores.jsonl", relabelled)
     (table,) = tables_of(tmp_path)
-    assert table.rows[0].texts() == ["-"] * (len(DOMAINS) + 2)
-    assert table.rows[0].images == 0
-    assert table.rows[1].images == 2 * 4 * len(DOMAINS)
+    assert table.texts(0) == ["-"] * (len(DOMAINS) + 2)
+    assert table.images[:2] == [0, 2 * 4 * len(DOMAINS)]
     assert gf.load_run(tmp_path / "run").recall().iloc[0].isna().all()
 
 
@@ -186,11 +187,11 @@ def test_the_report_has_a_table_for_each_row_and_marks_the_lowest(
     page = render(boards)
     assert page.count("Recall by class: ") == 2
     for table in class_tables(boards[0], "final"):
-        for row in table.rows:
-            for text, lowest in zip(row.texts(), row.lowest, strict=True):
+        for number in range(CLASSES):
+            for text, lowest in zip(table.texts(number), table.lowest[number], strict=True):
                 assert (f'<td class="bad">{text}</td>' if lowest else f"<td>{text}</td>") in page
     monkeypatch.setattr(results, "MAX_CLASSES_SHOWN", 2)
     (first, _) = results.recalls(boards)
-    averages = sorted(row.cells[-2].mean for row in first.table.rows if row.cells[-2] is not None)
-    assert [row.cells[-2].mean for row in first.rows if row.cells[-2] is not None] == averages[:2]
+    averages = [statistics.fmean(row.scores("average").values()) for row in first.table.classes]
+    assert [averages[number] for number in first.shown] == sorted(averages)[:2]
     assert "2 classes with the lowest average of 4" in first.notes[-1]

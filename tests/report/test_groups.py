@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.records import change_events, run_by_other_code
 from support.runs import run
 from support.scored import all_groups, scored_run
 from support.toy import toy_settings
 
 from goldfinch.commands.figure import named_groups
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_sheet
 from goldfinch.results.groups import Board, group_runs
 from goldfinch.results.report.page import render as page_of
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.table import table_text
 
 
@@ -33,18 +34,17 @@ def boards_of(folder: Path) -> list[Board]:
     return group_runs(find_runs([str(folder)]))
 
 
-def changed(source: Path, target: Path, **summary: Any) -> Path:
-    """Copy a run, with a changed summary."""
+def changed(source: Path, target: Path, event: str, **content: Any) -> Path:
+    """Copy a run, with other content of an event."""
     shutil.copytree(source, target)
-    content = json.loads((target / "summary.json").read_text())
-    (target / "summary.json").write_text(json.dumps({**content, **summary}))
+    change_events(target, event, **content)
     return target
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_table_report_and_figure_count_the_same_runs(seeds: Path) -> None:
     (board,) = boards_of(seeds)
-    (group,) = board.groups
+    (group,) = board.rows
     assert group.seeds == [0, 1]
     assert [run.folder.name for run in group.duplicates] == ["seed-0"]  # "copy" comes first by name
     average = str(group.value("average"))
@@ -57,9 +57,9 @@ def test_table_report_and_figure_count_the_same_runs(seeds: Path) -> None:
 
 def test_the_same_seed_with_another_state_is_named_and_does_not_count(seeds: Path, tmp_path: Path) -> None:
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
-    changed(seeds / "seed-0", tmp_path / "b", state_sha256="0" * 64)
+    changed(seeds / "seed-0", tmp_path / "b", "finish", sha256="0" * 64)
     (board,) = boards_of(tmp_path)
-    (group,) = board.groups
+    (group,) = board.rows
     assert (len(group.runs), [run.folder.name for run in group.contradictions]) == (1, ["b"])
     assert any("another state" in note and str(tmp_path / "b") in note for note in board.notes())
 
@@ -69,14 +69,14 @@ def test_rows_from_different_processors_are_named(seeds: Path, tmp_path: Path) -
     assert not any("processors" in note for note in board.notes())
     kept = {"model": "AMD EPYC", "instruction_set": "DEFAULT", "ATEN_CPU_CAPABILITY": "default"}
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
-    changed(seeds / "seed-1", tmp_path / "b", processor=kept)
+    changed(seeds / "seed-1", tmp_path / "b", "start", processor=kept)
     (board,) = boards_of(tmp_path)
     (note,) = [note for note in board.notes() if "different processors" in note]
-    assert f"AMD EPYC, DEFAULT, default: {board.groups[0].label}" in note
+    assert f"AMD EPYC, DEFAULT, default: {board.rows[0].label}" in note
 
 
 def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None:
-    changed(seeds / "seed-0", tmp_path / "a", joined_batches=["noisy-0", "bright-0"])
+    changed(seeds / "seed-0", tmp_path / "a", "finish", joined_batches=["noisy-0", "bright-0"])
     (board,) = boards_of(tmp_path)
     note = board.notes()[-1]
     assert "joined the batch before it at bright-0, noisy-0" in note
@@ -86,14 +86,15 @@ def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None
 @pytest.mark.usefixtures("undrawn")
 def test_runs_of_other_code_are_other_rows_and_marked_everywhere(seeds: Path, tmp_path: Path) -> None:
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
-    changed(seeds / "seed-1", tmp_path / "b", code="feedfeedfeedfeed")
+    shutil.copytree(seeds / "seed-1", tmp_path / "b")
+    code = run_by_other_code(tmp_path / "b")
     (board,) = boards_of(tmp_path)
-    assert [group.seeds for group in board.groups] == [[0], [1]]
-    assert "code feedfeedfeedfeed" in board.groups[1].label
+    assert [group.seeds for group in board.rows] == [[0], [1]]
+    assert f"code {code}" in board.rows[1].label
     assert "different code" in table_text([board], "final", "md")
     page = page_of(group_runs(find_runs([str(tmp_path)], finished=False)))
     leading = page[page.index('<div class="standfirst">') : page.index('<dl class="figures">')]
-    assert "feedfeedfeedfeed" in leading
+    assert code in leading
 
 
 def test_runs_scored_on_other_images_share_neither_row_nor_table(tmp_path: Path) -> None:
@@ -108,26 +109,23 @@ def test_another_scoring_is_another_row(tmp_path: Path) -> None:
     for name, last in (("five", 5), ("one", 1)):
         run(toy_settings("fpl", tmp_path / name, rounds={"last_rounds": last}))
     (board,) = boards_of(tmp_path)
-    assert [len(group.runs) for group in board.groups] == [1, 1]
+    assert [len(group.runs) for group in board.rows] == [1, 1]
 
 
 def test_fewer_rounds_are_marked(seeds: Path, tmp_path: Path) -> None:
     shutil.copytree(seeds / "seed-0", tmp_path / "a")
     run(toy_settings("fedavg", tmp_path / "b", train={"rounds": 1}))
     (board,) = boards_of(tmp_path)
-    assert [bool(group.marks) for group in board.groups] == [False, True]
-    assert "1 rounds" in board.groups[1].label
+    assert [bool(group.marks) for group in board.rows] == [False, True]
+    assert "1 rounds" in board.rows[1].label
 
 
-def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_list_of_its_files_has_no_known_code(seeds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     shutil.copytree(seeds / "seed-0", folder)
-    content = json.loads((folder / "summary.json").read_text())
-    recorded = content.pop("code")
-    (folder / "summary.json").write_text(json.dumps(content))
-    assert RunFolder(folder).code == recorded
+    assert RunRecord(folder).code == json.loads((folder / "summary.json").read_text())["code"]
     (folder / "code.json").unlink()
-    assert RunFolder(folder).code == "unknown"
+    assert RunRecord(folder).code == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ def test_a_summary_without_its_code_takes_the_record_of_its_files(seeds: Path, t
 def test_a_partition_that_follows_the_seed_is_one_row(
     pairs: list[tuple[int, int | None]], rows: list[list[int]]
 ) -> None:
-    runs: list[RunFolder] = []
+    runs: list[RunRecord] = []
     for seed, partition in pairs:
         settings = {"protocol.partition_seed": partition}
         runs.append(scored_run(50.0 + len(runs), seed=seed, settings=settings))

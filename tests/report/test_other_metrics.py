@@ -15,12 +15,12 @@ from support.toy import DOMAINS
 
 import goldfinch as gf
 from common.errors import ConfigError
-from common.metrics import COUNTED, METRICS, metric_of
+from common.metrics import COUNTED, METRICS, ClassTotals
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
 from goldfinch.results.report.results import metric_boards
-from goldfinch.results.run import find_runs
 from server.run.schema import read_lines
 from tests.support.records import without_counts
 
@@ -58,7 +58,7 @@ def test_metrics_are_those_of_scikit_learn(counts: list[list[int]]) -> None:
     if len(present) > 1:
         assert expected["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
     for metric in METRICS:
-        assert metric_of(counts, metric) == pytest.approx(100 * expected[metric]), metric
+        assert ClassTotals.of(counts).metric(metric) == pytest.approx(100 * expected[metric]), metric
 
 
 @pytest.mark.parametrize("metric", list(METRICS))

@@ -22,16 +22,18 @@ from common.wire.messages import Request
 from goldfinch.cli import main
 from goldfinch.commands.figure import bars_of
 from goldfinch.commands.sweep import plan
+from goldfinch.record import RunRecord
 from goldfinch.results.figures.charts import score as figure_score
 from goldfinch.results.frames import partial_notes, score_frame, score_sheet
-from goldfinch.results.groups import Board, Group, leader, ranked
+from goldfinch.results.groups import Board
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import RunFolder
+from goldfinch.results.rows import ScoreRow, best_row, ranked
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, finished_trials, state_of
 from goldfinch.study.storage import storage_of
 from goldfinch.trackers.live import LiveView
@@ -61,8 +63,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: top / name for name in ("whole", "partial", "other")}
 
 
-def group(label: str, *runs: Path) -> Group:
-    return Group(label, [RunFolder(each) for each in runs])
+def group(label: str, *runs: Path) -> ScoreRow[RunRecord]:
+    return ScoreRow(label, [RunRecord(each) for each in runs])
 
 
 # ---- means over seeds ------------------------------------------------------------------------------------------------
@@ -84,33 +86,18 @@ def test_a_partial_score_is_never_the_best(folders: Mapping[str, Path]) -> None:
     partial, whole = group("partial", folders["partial"]), group("whole", folders["other"])
     assert not score_frame(board_of([partial, whole]), "final")["best"].any(), "however high the other is"
     assert ranked([partial, whole]) == [whole]
-    assert leader([partial, whole]) is None
-
-
-def with_scores(source: Path, target: Path, scores: Mapping[str, Any]) -> Path:
-    """A copy of a run with other scores in its summary."""
-    shutil.copytree(source, target)
-    summary = json.loads((target / "summary.json").read_text())
-    (target / "summary.json").write_text(json.dumps({**summary, "scores": scores}))
-    return target
+    assert best_row([partial, whole]) is None
 
 
 def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Path], tmp_path: Path) -> None:
-    lost = with_scores(folders["partial"], tmp_path / "lost", {})
+    lost = tmp_path / "lost"
+    shutil.copytree(folders["partial"], lost)
+    (lost / "scores.jsonl").write_text("")
     assert PARTIAL in str(group("both", folders["whole"], lost).value("average"))
 
 
-def test_a_summary_of_before_does_not_hide_a_domain_that_was_scored_once(
-    folders: Mapping[str, Path], tmp_path: Path
-) -> None:
-    final = RunFolder(folders["partial"]).summary["scores"]["final"]
-    before = {name: value for name, value in final.items() if name != "missing"}
-    old = with_scores(folders["partial"], tmp_path / "old", {"final": before})
-    assert RunFolder(old).rules["final"]["missing"] == {"dark": 1}
-
-
 def test_an_average_by_round_is_of_all_domains(folders: Mapping[str, Path]) -> None:
-    whole, partial = RunFolder(folders["whole"]), RunFolder(folders["partial"])
+    whole, partial = RunRecord(folders["whole"]), RunRecord(folders["partial"])
     assert sorted(curve([whole, partial])) == [0, 1]
     assert sorted(curve([partial], ["bright", "noisy"])) == [0, 1, 2, 3]
     assert partial.domains == ["bright", "dark", "noisy"]
@@ -175,7 +162,7 @@ def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
 LACKS = "seed 1: without dark (last scored in round 1)"
 
 
-def board_of(groups: list[Group]) -> Board:
+def board_of(groups: list[ScoreRow[RunRecord]]) -> Board:
     return Board("toy", "one_per_domain", "small", groups)
 
 
@@ -186,7 +173,7 @@ def shown(drawn: RenderableType, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def printed(groups: list[Group]) -> str:
+def printed(groups: list[ScoreRow[RunRecord]]) -> str:
     return shown(score_sheet(board_of(groups), "final").terminal(), 200)
 
 
@@ -218,10 +205,10 @@ def test_figures_leave_partial_values_out(folders: Mapping[str, Path]) -> None:
     assert [name for name in columns if name in ours] == ["bright", "noisy"]
     assert [name for name in columns if name in others] == list(columns)
     assert "FedAvg" not in accuracy_against_bytes(board).panels[0].description
-    partial = RunFolder(folders["partial"])
+    partial = RunRecord(folders["partial"])
     with pytest.raises(ConfigError, match=r"partial score, without dark \(last scored in round 1\)"):
         figure_score(partial, "final", "average")
-    drawn = bars_of([partial, RunFolder(folders["other"])], "final")
+    drawn = bars_of([partial, RunRecord(folders["other"])], "final")
     (axes,) = drawn.axes
     assert "without dark (last scored in round 1)" in " ".join(drawn.get_suptitle().split())
     counts = sorted(len(each.patches) for each in axes.containers if hasattr(each, "patches"))
@@ -244,7 +231,7 @@ def left_out(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_unseen_domain_is_marked_with_averages_of_both_kinds(left_out: Mapping[str, Path]) -> None:
-    record = RunFolder(left_out["dark"])
+    record = RunRecord(left_out["dark"])
     assert record.summary["unseen"] == ["dark"]
     final = record.rules["final"]
     accuracy = final["accuracy"]
@@ -279,7 +266,7 @@ def test_a_comparison_refuses_a_partial_score(tmp_path: Path, monkeypatch: pytes
     study = study_of(tmp_path)
     settings = toy_settings("fedavg", study.folder / "seed-0", train={"rounds": 3})
     run(settings, dying(settings, "dark-0", 3))
-    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener: None)
+    monkeypatch.setattr(search, "run_here", lambda overrides, folder, listener, **_: None)
     with pytest.raises(EngineError, match=r"the score is without dark"):
         search.final_run(study, {}, 0)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from chromium import Browser, find_chromium
 
+from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render, write_report
-from goldfinch.results.run import find_runs
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
 
@@ -126,7 +126,7 @@ def test_nothing_sticks_out_on_a_narrow_screen(width: int, opened: Browser) -> N
 
 def test_long_names_wrap(browser: Browser, finished_runs: Path, tmp_path: Path) -> None:
     boards = group_runs(find_runs([str(finished_runs)], finished=False), name=attrgetter("title"))
-    boards[0].groups[0].label = "FedAvg with a name of many words, such as a sweep over three settings gives it"
+    boards[0].rows[0].label = "FedAvg with a name of many words, such as a sweep over three settings gives it"
     path = tmp_path / "report.html"
     path.write_text(render(boards))
     browser.size(1000)

@@ -29,11 +29,11 @@ from goldfinch.results.seeds import by_round
 
 
 def test_scores_are_those_of_the_summaries(boards: Any) -> None:
-    group = boards[0].groups[1]
+    group = boards[0].rows[1]
     for rule in ("final", "last_n", "best_round"):
         summaries = [run.summary["scores"][rule] for run in group.runs]
         for column in ("average", "worst", "spread"):
-            assert group.values(column, rule) == pytest.approx([entry[column] for entry in summaries])
+            assert list(group.scores(column, rule).values()) == pytest.approx([entry[column] for entry in summaries])
         for domain in DOMAINS:
             expected = statistics.fmean(entry["accuracy"][domain] for entry in summaries)
             assert group.value(f"domain:{domain}", rule).mean == pytest.approx(expected)
@@ -54,7 +54,7 @@ def lines(shown: Shown, panel: str = "") -> dict[str, np.ndarray]:
 
 
 def test_curves_end_where_the_table_does(boards: Any) -> None:
-    group = boards[0].groups[1]
+    group = boards[0].rows[1]
     average, domains, *_ = over_rounds(boards[0])
     drawn = lines(average)[group.label]
     assert drawn[:, 0].tolist() == [0, 2, 3, 4], "in one run the dark domain was not scored after round 1"
@@ -72,14 +72,14 @@ def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -
     assert len(figures) == len(others) > 0
     for shown, (name, other) in zip(figures, others, strict=True):
         assert shown.caption.startswith(f"{name[0].upper()}{name[1:]} in %")
-        group = other.groups[1]
+        group = other.rows[1]
         assert lines(shown, AVERAGE)[group.label][-1, 1] == pytest.approx(group.value("average").mean, rel=1e-5)
 
 
 def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any) -> None:
     (board,) = boards
     bars, points = accuracy_bars(board), accuracy_against_bytes(board)
-    for group, (_, cells) in zip(board.groups, score_rows(board, "final"), strict=True):
+    for group, (_, cells) in zip(board.rows, score_rows(board, "final"), strict=True):
         words = ", ".join(f"{cell['head']} {cell['mean']:.1f}" for cell in cells[:-1])
         assert f"{group.label}: {words}." in bars.panels[0].description
         traffic = statistics.fmean([run.summary["bytes"]["up"] + run.summary["bytes"]["down"] for run in group.runs])
@@ -98,7 +98,7 @@ def test_scores_on_own_models_are_marked(finished_runs: Path, tmp_path: Path) ->
 
 
 def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
-    record = boards[0].groups[0].runs[0]
+    record = boards[0].rows[0].runs[0]
     rows = [row for row in record.replies if row["round"] == 3 and row["status"] in ("trained", "scaled")]
     total = sum(float(row["samples"]) for row in rows)
     expected = sum(float(row["samples"]) * row["losses"]["cross_entropy"] for row in rows) / total
@@ -106,7 +106,7 @@ def test_loss_terms_are_weighted_by_samples(boards: Any) -> None:
 
 
 def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
-    record = boards[0].groups[1].runs[0]
+    record = boards[0].rows[1].runs[0]
     number, found = confusion_counts(record)
     score = next(entry for entry in record.round_scores if entry.round == number)
     assert (number, set(found)) == (4, set(score.accuracy))
@@ -115,7 +115,7 @@ def test_confusion_matrices_agree_with_the_scores(boards: Any) -> None:
 
 
 def test_the_samples_of_clients_are_drawn_by_class(boards: Any) -> None:
-    record = boards[0].groups[1].runs[0]
+    record = boards[0].rows[1].runs[0]
     shown = class_samples(record)
     assert shown is not None
     told = shown.panels[0].description
@@ -125,7 +125,7 @@ def test_the_samples_of_clients_are_drawn_by_class(boards: Any) -> None:
 
 
 def test_clients_add_up_to_the_run(boards: Any) -> None:
-    record = boards[0].groups[1].runs[2]
+    record = boards[0].rows[1].runs[2]
     rows = client_rows(record)
     assert sum(row["up"] for row in rows) == record.summary["bytes"]["up"]
     assert {row["client"]: row["samples"] for row in rows} == record.summary["clients"]

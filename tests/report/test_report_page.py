@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -10,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.records import rewrite
 
-from common.config import compose_config
+from common.composition import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size
 from goldfinch.cli import main
+from goldfinch.record import find_runs
 from goldfinch.results.overrides import repeat_command
 from goldfinch.results.report.page import write_report
-from goldfinch.results.run import find_runs
 
 
 @pytest.fixture(scope="module")
@@ -162,17 +162,15 @@ def test_the_page_is_whole_without_scripts(html: str) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_best_of_a_column_is_bold(tmp_path: Path, finished_runs: Path) -> None:
-    for method, shift in (("fedavg", 0.0), ("fpl", 100.0)):
+    for method, shift in (("fedavg", 0), ("fpl", 100)):
         for seed in (0, 1):
             folder = tmp_path / f"{method}-{seed}"
             shutil.copytree(finished_runs / folder.name, folder)
-            summary = json.loads((folder / "summary.json").read_text())
-            for score in summary["scores"].values():
-                score["average"] = shift + seed * (1 + shift / 1000)
-            (folder / "summary.json").write_text(json.dumps(summary))
+            right = shift + seed * (1 + shift // 100)
+            rewrite(folder / "scores.jsonl", lambda line, right=right: {**line, "count": 200, "correct": right})
     page = write_report([str(tmp_path)]).read_text()
-    assert "<strong>100.55</strong>" in page
-    assert "<strong>0.50</strong>" not in page
+    assert "<strong>50.50</strong>" in page
+    assert "<strong>0.25</strong>" not in page
     assert f"goldfinch export {tmp_path}/fpl-0 --to models/fpl</pre>" in page
 
 

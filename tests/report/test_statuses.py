@@ -16,15 +16,15 @@ from common.settings import RunSettings
 from common.wire.messages import COUNTED_STATUSES, Request
 from common.wire.payload import Payload
 from goldfinch.cli import main
+from goldfinch.record import RunRecord
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import write_report
 from goldfinch.results.report.results import client_rows
-from goldfinch.results.run import RunFolder
 from goldfinch.trackers.live import LiveView
 from goldfinch.trackers.scalars import scalars
 from server.run.conduct import run_federation
 from server.run.events import Subject, counts_text, plain_lines
-from server.run.history import answers
+from server.run.files import ReplyTotals
 
 REASONS = {"scaled": "longer than the bound", "refused": "values that are not finite"}
 
@@ -72,12 +72,12 @@ def test_each_status_has_its_own_count_everywhere(
 
     summary = run_federation(settings, engine, [view, plain_lines(settings), track])
     others = {"scaled", "refused"} - {status}
-    done = RunFolder.open(tmp_path / "run")
+    done = RunRecord.open(tmp_path / "run")
     mine = [row for row in done.replies if row["client"] == "dark-0" and row["round"] in (2, 3)]
     assert [row["status"] for row in mine] == [status, status]
     assert all(REASONS[status] in row["reason"] for row in mine)
     assert summary["answers"][status] == 2
-    assert summary["answers"] == done.answers == answers(done.replies)
+    assert summary["answers"] == done.answers == ReplyTotals.of(done.replies).answers
     assert list(summary["answers"]) == ["admitted", *COUNTED_STATUSES]
     assert all(summary["answers"][other] == 0 for other in others)
     assert [entry["client"] for entry in done.events if entry["event"] == f"client {status}"] == ["dark-0", "dark-0"]
@@ -96,7 +96,7 @@ def test_each_status_has_its_own_count_everywhere(
     assert not [line for line in drawn if line.startswith(tuple(others))]
 
     (board,) = group_runs([done])
-    assert f"Replies: {board.groups[0].label}: {told}." in board.notes()
+    assert f"Replies: {board.rows[0].label}: {told}." in board.notes()
     assert main(["table", str(tmp_path)]) == 0
     assert told in " ".join(capsys.readouterr().out.split())
     assert sum(row[status] for row in client_rows(done)) == 2
@@ -112,7 +112,7 @@ def test_a_plain_run_tells_nothing_of_them(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     for word in ("scaled", "left out", "refused", "bound", "counts less", "Replies"):
         assert word not in printed
-    assert RunFolder.open(tmp_path / "run").answers == {"admitted": 4, **dict.fromkeys(COUNTED_STATUSES, 0)}
+    assert RunRecord.open(tmp_path / "run").answers == {"admitted": 4, **dict.fromkeys(COUNTED_STATUSES, 0)}
 
 
 @pytest.mark.parametrize("width", [44, 80])
@@ -143,7 +143,7 @@ def test_clients_that_count_less_are_in_summary_and_table(tmp_path: Path, capsys
     assert entry["registered"] == summary["clients"]["dark-0"]
     assert 0 < entry["counted"] < entry["registered"]
     assert entry["round"] == 1
-    (board,) = group_runs([RunFolder.open(folder)])
+    (board,) = group_runs([RunRecord.open(folder)])
     (note,) = [note for note in board.notes() if note.startswith("Clients count for fewer samples")]
     assert f"dark-0 as {entry['counted']} of {entry['registered']}" in note
     assert main(["table", str(folder)]) == 0

@@ -12,15 +12,16 @@ import pytest
 import yaml
 from support.scored import scored_run
 
+import goldfinch as gf
 from goldfinch.cli import main
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_frame
 from goldfinch.results.groups import Board, group_runs
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.table import table_text
 from tests.support.records import rewrite
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunFolder:
+def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str, ...] = ()) -> RunRecord:
     return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
@@ -90,7 +91,7 @@ def test_the_suffix_is_the_format(name: str, begin: str, folder: Path, tmp_path:
 def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(folder), "--format", "json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
-    assert table["rows"][0]["state_sha256"] == [RunFolder(folder / "run").state_sha256]
+    assert table["rows"][0]["state_sha256"] == [RunRecord(folder / "run").state_sha256]
 
 
 # ---- chosen columns --------------------------------------------------------------------------------------------------
@@ -192,13 +193,13 @@ def test_a_run_whose_scoring_changed_on_resume_is_marked_and_joined_with_none(fo
     place = copied(folder, tmp_path / "resumed", 1)
     rewrite(place / "scores.jsonl", lambda line: line | ({"count": 50} if line["round"] == 4 else {}))
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    assert len(board.groups) == 1, "without a resume, it is how the data are"
+    assert len(board.rows) == 1, "without a resume, it is how the data are"
     events = (place / "events.jsonl").read_text().splitlines()
     started = next(line for line in events if '"start"' in line)
     resumed_at = {**json.loads(started), "event": "resume", "round": 0}
     (place / "events.jsonl").write_text("\n".join([started, json.dumps(resumed_at), *events[1:]]) + "\n")
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    fresh, resumed = board.groups
+    fresh, resumed = board.rows
     assert "and 50 images" in resumed.label
     assert "scored on" not in fresh.label
     assert any("50 test images" in note for note in board.notes())
@@ -209,15 +210,36 @@ def test_runs_of_a_row_with_other_numbers_of_test_images_are_marked(folder: Path
     copied(folder, tmp_path / "first", 0)
     place = copied(folder, tmp_path / "second", 1)
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    (group,) = board.groups
+    (group,) = board.rows
     assert "scored on" not in group.label
-    summary = json.loads((place / "summary.json").read_text())
-    lines = RunFolder(place).all_scores
-    assert summary["images"] == {line["domain"]: line["count"] for line in lines}
-    domain = next(iter(summary["images"]))
-    summary["images"][domain] = 50
-    (place / "summary.json").write_text(json.dumps(summary))
+    domain = RunRecord(place).domains[0]
+    rewrite(place / "scores.jsonl", lambda line: {**line, "count": 50} if line["domain"] == domain else line)
     (board,) = group_runs(find_runs([str(tmp_path)]))
-    (group,) = board.groups
+    (group,) = board.rows
     assert "and 50 images" in group.label
     assert any("not of the same images" in note for note in board.notes())
+
+
+# ---- runs that are in no row -----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_not_ended_is_named_in_every_format(
+    folder: Path, finished_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    killed = tmp_path / "killed"
+    shutil.copytree(finished_runs / "fpl-0", killed)
+    rewrite(killed / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
+    (killed / "summary.json").unlink()
+    note = f"fpl with seed 0 ({killed}), unfinished after round"
+    for words in ([], ["--format", "md"], ["--format", "json"], ["--format", "latex"]):
+        assert main(["table", str(tmp_path), *words]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("\\_", "_").split())
+        assert note in shown, words
+    assert main(["table", str(tmp_path), "--format", "csv"]) == 0
+    output = capsys.readouterr()
+    assert note in output.err
+    assert note not in output.out
+    table = gf.table(gf.load_runs(tmp_path))
+    assert any(note in each for each in table.attrs["notes"])
+    assert len(table) == 1

@@ -6,29 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scored import all_groups, scored_run
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scored import all_groups, restate, scored_run
 
 from common.errors import ConfigError
+from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
-from goldfinch.results.groups import exported_run, group_runs, leader, rename
+from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.run import RunFolder
+from goldfinch.results.rows import best_row, setting_differences
 from goldfinch.results.sheets import UNSEEN
+from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
+from server.run.files import OWN
 
 
-def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunFolder:
+def entry(average: float, seed: int = 0, method: str = "fpl", data: str = "toy", **settings: Any) -> RunRecord:
     return scored_run(average, seed=seed, method=method, data=data, settings=settings)
 
 
-def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunFolder]:
+def seeds_of(method: str, *averages: float, **settings: Any) -> list[RunRecord]:
     """A run for each average, with seeds 0, 1, ..."""
     return [entry(average, seed, method, **settings) for seed, average in enumerate(averages)]
 
 
 def test_seeds_share_a_row_with_their_sample_deviation() -> None:
     (board,) = group_runs([entry(50.0), entry(60.0, method="fedavg"), entry(54.0, 1)])
-    assert [(row.label, len(row.runs)) for row in board.groups] == [("fpl", 2), ("fedavg (seed 0)", 1)]
+    assert [(row.label, len(row.runs)) for row in board.rows] == [("fpl", 2), ("fedavg (seed 0)", 1)]
     text = table_text([board], "final", "md")
     assert "| fpl | 51.00 ± 2.83 | 53.00 ± 2.83 | 52.00 ± 2.83 | 51.00 ± 2.83 | 2 | 0,1 | 0.0 |" in text
     assert "| fedavg (seed 0) | 59.00 | 61.00 | 60.00 | 59.00 | 2 | 0 | 0.0 |" in text, "other seeds have no best"
@@ -36,13 +41,13 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
     own = entry(90.0, method="fedbn")
-    own.summary["scored"] = "own model"  # type: ignore[index]  # a plain dict here
+    restate(own, scored=OWN)
     (board,) = group_runs([*seeds_of("fpl", 50.0, 51.0), *seeds_of("fedavg", 60.0, 61.2), own])
     sheet = score_sheet(board, "final")
     assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
     assert {number for number, _ in sheet.strong} == {1}
     assert sheet.notes[0] == OWN_MODELS
-    board.groups.pop()
+    board.rows.pop()
     assert OWN_MODELS not in score_sheet(board, "final").notes
 
 
@@ -56,9 +61,9 @@ def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() 
     ],
     ids=["beyond the interval", "within the interval", "other seeds", "one of two within the interval"],
 )
-def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFolder], found: str | None) -> None:
+def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunRecord], found: str | None) -> None:
     groups = all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])
-    best = leader(groups)
+    best = best_row(groups)
     assert (best.label if best else None) == found
     assert exported_run(groups) is (best.runs[0] if best else None)
 
@@ -67,8 +72,8 @@ def test_a_row_within_the_interval_of_another_is_not_the_best(others: list[RunFo
 def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: Any) -> None:
     others = seeds_of("fedavg", 50.0, 52.0, 51.5)
     for run in others:
-        run.summary[key] = value  # type: ignore[index]  # a plain dict here
-    assert leader(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
+        restate(run, **{key: value})
+    assert best_row(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
 
 
 def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
@@ -77,7 +82,7 @@ def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
     assert export_command(runs[0]) == "goldfinch export fpl-0 --to models/fpl"
     validated = seeds_of("fpl", 58.0, 52.0)
     for run, validation in zip(validated, (40.0, 41.0), strict=True):
-        run.summary["scores"]["final"]["validation"] = validation
+        run.rules["final"]["validation"] = validation
     assert exported_run(all_groups(validated)) is validated[1]
 
 
@@ -92,9 +97,9 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
-    own = RunFolder(tmp_path / "a run")
-    registered = [{"event": "registered", "client": name} for name in ("b-0", "a-0")]
-    vars(own).update(summary={"method": "fedbn", "scored": "own model"}, events=registered)
+    own = scored_run(50.0, method="fedbn")
+    own.folder = tmp_path / "a run"
+    restate(own, scored=OWN, registrations={"a-0": {}, "b-0": {}})
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn"  # clients' state is on devices
     (own.folder / "clients").mkdir(parents=True)
     assert export_command(own) == f"goldfinch export '{own.folder}' --to models/fedbn --client a-0"
@@ -125,10 +130,65 @@ def test_notes_of_long_tables_count_the_rows_of_common_values() -> None:
             entry(50.0 + place, method=f"method{place}", **{"train.learning_rate": rate, "method.own": f"{place}"})
         )
     (board,) = group_runs(runs)
-    assert board.differences() == ["train.learning_rate 0.01 (7 rows), 0.05 (method7)"]
     assert any("0.01 (7 rows), 0.05 (method7)" in note for note in score_sheet(board, "final").notes)
-    board.groups = board.groups[5:]
-    assert board.differences() == ["train.learning_rate 0.01 (method5, method6), 0.05 (method7)"]
+    board.rows = board.rows[5:]
+    rates = "train.learning_rate 0.01 (method5, method6), 0.05 (method7)"
+    own = "method.own 5 (method5), 6 (method6), 7 (method7)"
+    assert board.notes()[0] == f"Rows differ in more than the method: {rates}; {own}."
+
+
+def test_a_setting_that_two_methods_have_is_noted_and_one_of_a_single_method_is_in_its_label() -> None:
+    shared = {"method.weighting": "samples"}
+    runs = [
+        entry(50.0, method="fedavg", **shared),
+        entry(51.0, method="fpl", **shared, **{"method.temperature": 0.02}),
+        entry(52.0, method="fpl", **shared, **{"method.temperature": 0.5}),
+    ]
+    (board,) = group_runs(runs)
+    assert not any("more than the method" in note for note in board.notes())
+    (board,) = group_runs([*runs, entry(53.0, method="feddyn", **{"method.weighting": "uniform", "method.alpha": 1})])
+    labels = "fedavg, fpl, temperature=0.02, fpl, temperature=0.5"
+    note = f"Rows differ in more than the method: method.weighting samples ({labels}), uniform (feddyn)."
+    assert note in score_sheet(board, "final").notes
+    assert note in table_text([board], "final", "json")
+
+
+SETTINGS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1))
+
+
+@given(SETTINGS, SETTINGS)
+def test_every_setting_that_two_methods_have_and_that_differs_is_found(
+    one: dict[str, int], other: dict[str, int]
+) -> None:
+    options: dict[str, dict[str, Any]] = {}
+    for method, settings in (("x", one), ("y", other)):
+        options[method] = {"method._target_": method}
+        options[method] |= {f"method.{key}": value for key, value in settings.items()}
+    found = setting_differences(options)
+    assert set(found) == {f"method.{key}" for key in one.keys() & other.keys() if one[key] != other[key]}
+
+
+def test_rows_that_ended_in_the_same_states_are_called_identical() -> None:
+    runs = [*seeds_of("fedavg", 50.0, 52.0), *seeds_of("fedprox", 50.0, 52.0), *seeds_of("fpl", 60.0, 62.5)]
+    for run, twin in zip(runs[2:4], runs[:2], strict=True):
+        assert twin.facts.end is not None
+        restate(run, end=twin.facts.end)
+    (board,) = group_runs(runs)
+    note = "Identical: fedavg, fedprox ended in the same state with every seed; they differ by 0."
+    assert note in score_sheet(board, "final").notes
+    fedavg, fedprox, fpl = board.rows
+    assert str(fedprox.minus(fedavg)) == "0 (identical)"
+    assert fpl.minus(fedavg) == paired_difference([60.0, 62.5], [50.0, 52.0])
+    assert fpl.minus(all_groups([entry(1.0)])[0]) is None, "it has other seeds"
+
+
+def test_a_row_at_chance_is_named() -> None:
+    runs = [*seeds_of("fedavg", 10.0, 52.0), *seeds_of("fpl", 60.0, 62.5)]
+    vars(runs[0])["events"] = [{"event": "at chance", "round": 2}]
+    vars(runs[2])["events"] = [{"event": "at chance", "round": 1}]  # before it went on
+    (board,) = group_runs(runs)
+    note = "At chance, not clearly better than one class for every image: fedavg: seed 0."
+    assert [each for each in board.notes() if "chance" in each] == [note]
 
 
 def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Path) -> None:
@@ -148,7 +208,7 @@ def test_a_table_of_many_folders_names_those_that_hold_several_runs(tmp_path: Pa
 def test_a_row_of_runs_that_stopped_after_different_rounds_says_so() -> None:
     runs = seeds_of("fpl", 50.0, 51.0)
     for run, rounds in zip(runs, (5, 4), strict=True):
-        run.summary.update(rounds=rounds, stopped_early={"rounds_planned": 5})  # type: ignore[attr-defined]  # a dict
+        restate(run, rounds=rounds, planned=5, early_stop={"event": "stopped early"})
     (board,) = group_runs(runs)
     assert set(score_frame(board, "final")["rounds"]) == {"4-5"}
 
@@ -156,7 +216,7 @@ def test_a_row_of_runs_that_stopped_after_different_rounds_says_so() -> None:
 @pytest.mark.parametrize(("missing", "marked"), [((), True), (("b",), False)], ids=["scored", "not scored"])
 def test_the_legend_explains_only_marks_that_a_cell_has(missing: tuple[str, ...], marked: bool) -> None:
     unseen = scored_run(50.0, missing=missing)
-    unseen.summary["unseen"] = ["b"]  # type: ignore[index]  # a plain dict here
+    restate(unseen, unseen=("b",))
     (board,) = group_runs([unseen, entry(60.0, method="fedavg")])
     sheet = score_sheet(board, "final")
     assert any(UNSEEN in cell for cell in sheet.rows[0]) == marked
@@ -168,10 +228,11 @@ def test_a_method_of_one_s_own_is_no_other_code_than_the_methods_beside_it() -> 
     mine = {**ours, "mymethod": "b"}
     runs = [entry(50.0), entry(60.0, method="mymethod"), entry(60.0, method="other")]
     for run, packages in zip(runs, (ours, mine, {"goldfinch": "c"}), strict=True):
-        vars(run).update(code_by_package=packages, code=str(packages))
+        vars(run)["code_by_package"] = packages
+        restate(run, code=str(packages))
     (board,) = group_runs(runs[:2])
-    assert [group.label for group in board.groups] == ["fpl", "mymethod"]
+    assert [group.label for group in board.rows] == ["fpl", "mymethod"]
     assert not any("code" in note for note in board.notes())
     (board,) = group_runs(runs)
-    assert "code" in board.groups[2].label
+    assert "code" in board.rows[2].label
     assert any("different code" in note for note in board.notes())

@@ -12,7 +12,8 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.choices import CONF, trust
-from common.config import build, checked, compose_config
+from common.composition import compose_config
+from common.config import build, checked
 from common.errors import ConfigError, some_of, summarised
 from common.metrics import COUNTED
 from common.scores import score_row

@@ -9,7 +9,8 @@ import pytest
 
 from common.data.protocols import Dirichlet, LeaveOut, test_subset
 from common.errors import ConfigError
-from common.settings import RoundSettings, load_settings
+from common.round_settings import RoundSettings
+from common.settings import load_settings
 from tests.support.runs import run
 from tests.support.toy import DOMAINS, Toy, toy_settings
 

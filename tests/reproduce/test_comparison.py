@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.scored import scored_run
 
+from common.metrics import Missing
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line, agreement
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction
-from goldfinch.results.run import RunFolder
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
 from server.run.history import append_lines
 
 
-def summary(first: float, second: float, fonts: float, megabytes: float = 2.0) -> dict[str, Any]:
+def run_of(
+    seed: int, first: float, second: float, fonts: float, *, personal: bool = False, missing: Missing | None = None
+) -> RunRecord:
     accuracy = {"mnist": first, "usps": second, "computer_fonts": fonts}
     mean = sum(accuracy.values()) / 3
     score = {"accuracy": accuracy, "average": mean, "worst": min(accuracy.values()), "spread": 1.5}
-    return {
-        "scores": {"final": score},
-        "bytes": {"up": int(megabytes * 5e5), "down": int(megabytes * 5e5)},
-        "splits": {"mnist-0": "aa", "usps-0": "bb"},
-        "scored": "global model",
-        "state_sha256": "f" * 64,
-        "wall_seconds": 3.0,
-    }
+    run = scored_run(mean, seed=seed, personal=personal)
+    vars(run).update(rules={"final": {**score, "missing": missing or {}}})
+    return run
 
 
 ROWS = (
@@ -48,26 +47,22 @@ def comparison(label: str = "C|D", personal: str = "") -> Comparison:
         own=label,
         listed=tuple(dataclasses.replace(row, label=label) if row.label == "C|D" else row for row in ROWS),
     )
-    runs = [
-        {0: summary(80, 70, 30), 1: summary(84, 74, 30)},
-        {0: summary(86, 70, 99), 1: summary(86, 72, 99)},
-        {0: summary(85, 75, 10)},
-    ]
+    scores = [((80, 70, 30), (84, 74, 30)), ((86, 70, 99), (86, 72, 99)), ((85, 75, 10),)]
     lines: list[Line] = []
-    for row, found in zip(table.listed, runs, strict=True):
-        if row.label == personal:
-            found = {seed: {**content, "scored": "own model"} for seed, content in found.items()}
-        lines.append(Line(row, {seed: Path(f"runs/x-{row.label}/seed-{seed}") for seed in (0, 1)}, found))
+    for row, of_row in zip(table.listed, scores, strict=True):
+        runs = [run_of(seed, *each, personal=row.label == personal) for seed, each in enumerate(of_row)]
+        absent = {f"seed {seed}": "not run yet" for seed in range(len(runs), 2)}
+        lines.append(Line(row, ScoreRow(row.label, runs, absent=absent)))
     return Comparison(table, "small", tuple(lines), (0, 1))
 
 
 def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
     found = comparison()
-    value = found.ours(found.lines[0], found.columns[0])
+    value = found.lines[0].ours.value(found.columns[0].key)
     assert value is not None
     assert (value.mean, value.deviation) == (82.0, pytest.approx(8.0**0.5))
-    assert str(found.ours(found.lines[2], found.columns[0])) == "85.00"  # one seed has no deviation
-    assert str(found.over_domains(found.lines[0], "worst")) == "30.00 ± 0.00"
+    assert str(found.lines[2].ours.value("domain:mnist")) == "85.00"  # one seed has no deviation
+    assert str(found.lines[0].ours.value("worst")) == "30.00 ± 0.00"
 
 
 def test_a_stand_in_is_named_and_never_compared() -> None:
@@ -92,12 +87,12 @@ def test_order_is_over_comparable_columns_only() -> None:
 
 def test_where_averages_alone_are_printed_they_are_compared_with_ours_over_all_columns() -> None:
     found = comparison()
-    bare = [dataclasses.replace(line, row=dataclasses.replace(line.row, cells=())) for line in found.lines]
+    bare = [dataclasses.replace(line, printed=dataclasses.replace(line.printed, cells=())) for line in found.lines]
     found = dataclasses.replace(found, lines=tuple(bare))
     # ours: A 61.3, B 85.3, C 56.7; printed: 73.3, 70, 78.7
     assert (found.order().rows, found.order().kept) == (3, 0)
     assert "The average is over all" in pages(found, "x")[0]
-    idle = tuple(dataclasses.replace(line, summaries={}) for line in comparison().lines)
+    idle = tuple(dataclasses.replace(line, ours=ScoreRow(line.printed.label)) for line in comparison().lines)
     for lines in (comparison().lines, idle):  # also before a run is finished
         shared, _ = pages(dataclasses.replace(comparison(), lines=lines), "x")
         assert "over the data sets that both sides have" in shared
@@ -112,20 +107,21 @@ def test_agreement_needs_three_rows_that_differ() -> None:
 
 def test_rows_that_tie_are_named_together_and_win_no_pair() -> None:
     found = comparison()
-    same = dataclasses.replace(
-        found, lines=tuple(dataclasses.replace(line, summaries=found.lines[0].summaries) for line in found.lines)
-    )
-    assert [line.row.label for line in same.best()] == ["A", "B", "C|D"]
+    lines = [
+        dataclasses.replace(line, ours=ScoreRow(line.printed.label, found.lines[0].ours.runs)) for line in found.lines
+    ]
+    same = dataclasses.replace(found, lines=tuple(lines))
+    assert same.best(same.average) == []
     assert (same.order().kept, same.order().tied, same.order().pairs) == (0, 2, 2)
     markdown, html = pages(same, "goldfinch reproduce digits_table")
-    assert all(f"| **{label}** |" in markdown for label in ("A", "B", "C\\|D"))
+    assert "**82" not in markdown
+    assert "Identical: A, B, C|D ended in the same state" in markdown
     assert "+0.00 points against A, a tie" in markdown
     assert "0 of 2, 2 tied" in html
 
 
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
     found = comparison(personal="B")  # by far the best, on models of its own
-    assert [line.row.label for line in found.best()] == ["A"]
     markdown, html = pages(found, "goldfinch reproduce digits_table")
     assert "| B (own models) | 86.00" in markdown
     assert "not ranked with rows of one shared model" in markdown
@@ -165,10 +161,23 @@ def test_html_stands_alone_and_escapes() -> None:
     assert "    run <b>" in markdown  # Markdown is not escaped
 
 
+CONFIG = {
+    "method": {"_target_": "strategies.fedavg.FedAvg"},
+    "seed": 0,
+    "choices": {},
+    "train": {"rounds": 3},
+    "rounds": {"last_rounds": 5},
+    "data": {},
+}
+"""As much of a run's configuration as its scores need."""
+
+
 def test_averages_by_round_count_each_client_of_a_domain_once(tmp_path: Path) -> None:
     second = [(2, "a", 10, 6), (2, "a", 20, 20), (2, "b", 10, 4)]  # a client's own model has 60, another's 100
     third = [(3, "a", 10, 9)]  # b was not scored: a mean would be of other domains
     for number, domain, count, correct in [(1, "a", 10, 5), (1, "b", 10, 10), *second, *third]:
         scored = {"round": number, "client": "a", "domain": domain, "scored_on": "test", "loss": 0.0}
         append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": correct}])
-    assert curve([RunFolder(tmp_path)]) == {1: Value(75.0, None), 2: Value(60.0, None)}
+    record = RunRecord(tmp_path)
+    vars(record)["config"] = CONFIG
+    assert curve([record]) == {1: Value(75.0, None), 2: Value(60.0, None)}

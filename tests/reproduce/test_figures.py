@@ -21,14 +21,15 @@ from common.numerics import generator
 from common.prototypes import PrototypeSet
 from goldfinch.cli import main
 from goldfinch.commands.figure import bars_of, curves_of, named_groups
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures.charts import CLASS_COLOURS, COLOURS, bars, convergence, line_style, sensitivity
 from goldfinch.results.figures.prototypes import Panel, class_colours, draw_map, embed, prototype_figure
 from goldfinch.results.figures.svg import inline_svg
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.figures import prototypes
-from goldfinch.results.run import RunFolder, find_runs
 from goldfinch.results.seeds import Value
-from server.run.prototype_log import Page
+from goldfinch.run_model import RunModel
+from server.run.prototype_log import PrototypeLog
 from tests.support.runs import run
 from tests.support.scored import scored_run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
@@ -111,7 +112,7 @@ def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys
 
 
 def test_curves_are_the_means_over_seeds_of_history(folder: Path) -> None:
-    runs = [RunFolder(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")]
+    runs = [RunRecord(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")]
     drawn = {line.get_label(): line.get_xydata() for line in curves_of(runs).axes[0].get_lines()}
     assert set(drawn) == {"fpl", "fedavg (seed 0)"}
     last = [run.summary["average"] for run in runs[:2]]
@@ -215,13 +216,13 @@ def test_a_run_of_a_reproduced_table_is_called_as_its_row(folder: Path, tmp_path
     place = Path(shutil.copytree(folder / "fedavg", tmp_path / "runs" / "fedavg-x" / "seed-0"))
     rows = [{"label": "FedAvg (warm)", "folders": {"0": str(place)}}]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
-    assert [group.label for group in named_groups([RunFolder(place)])] == ["FedAvg (warm)"]
+    assert [group.label for group in named_groups([RunRecord(place)])] == ["FedAvg (warm)"]
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def entry(average: float, seed: int = 0, **settings: Any) -> RunFolder:
+def entry(average: float, seed: int = 0, **settings: Any) -> RunRecord:
     at = {f"method.{name}": value for name, value in settings.items()}
     return scored_run(average, seed=seed, settings={"method.mu": 0.1, "method.delta": 0.1, **at})
 
@@ -251,7 +252,7 @@ def test_a_sweep_of_one_setting_is_a_line_in_numeric_order_and_of_more_is_refuse
 
 
 def test_bars_of_runs(folder: Path) -> None:
-    runs = [RunFolder(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")]
+    runs = [RunRecord(folder / name) for name in ("fpl-0", "fpl-1", "fedavg")]
     figure = bars_of(runs, "final")
     assert {"fpl", "fedavg (seed 0)", "average", *DOMAINS} <= set(texts(figure))
     heights = [patch.get_height() for patch in figure.axes[0].patches]
@@ -288,46 +289,48 @@ def test_features_of_one_number_are_placed_on_a_line() -> None:
 
 
 def test_a_figure_shows_each_kept_round_as_it_was(folder: Path) -> None:
-    opened = RunFolder.open(folder / "fpl-0")
+    opened = RunModel(RunRecord.open(folder / "fpl-0"))
     first, last = prototype_figure(opened, per_domain=8).axes
     assert first.get_title() == "round 1: class means that clients sent"
     assert last.get_title() == "round 2: test features"
     assert len(last.collections[-1].get_offsets()) >= CLASSES  # the stars
     drawn = [sum(len(part.get_offsets()) for part in axes.collections[:-1]) for axes in (first, last)]
     assert drawn == [len(opened.pages[0].uploaded), 8 * len(DOMAINS)]
-    alone = prototype_figure(RunFolder.open(folder / "fedavg"), "pca", 8)
+    alone = prototype_figure(RunModel(RunRecord.open(folder / "fedavg")), "pca", 8)
     assert [axes.get_title() for axes in alone.axes] == ["round 2: test features"]
 
 
 def test_what_was_sent_is_shown_without_model_and_data(folder: Path) -> None:
-    run = RunFolder(folder / "fpl-0")
+    run = RunModel(RunRecord(folder / "fpl-0"))
     for axes, page in zip(prototype_figure(run, "pca", 0).axes, run.pages, strict=True):
         assert axes.get_title() == f"round {page.round}: class means that clients sent"
         drawn = [len(part.get_offsets()) for part in axes.collections]
         assert (sum(drawn[:-1]), drawn[-1]) == (len(page.uploaded), len(page.prototypes))
     with pytest.raises(ConfigError, match="four points"):
-        prototype_figure(RunFolder(folder / "fedavg"), "pca", 0)
+        prototype_figure(RunModel(RunRecord(folder / "fedavg")), "pca", 0)
 
 
-def test_a_single_vector_has_no_figure(folder: Path) -> None:
+def test_a_single_vector_has_no_figure(folder: Path, tmp_path: Path) -> None:
     one = PrototypeSet(torch.ones(1, 4), torch.tensor([0]), torch.ones(1))
-    run = RunFolder(folder / "fpl-0")
-    vars(run)["pages"] = [Page(1, one, PrototypeSet.empty(4), torch.zeros(0, dtype=torch.int64), ())]
+    run = tmp_path / "run"
+    shutil.copytree(folder / "fpl-0", run)
+    shutil.rmtree(run / "prototypes")
+    PrototypeLog(run / "prototypes").add(1, one, [])
     with pytest.raises(ConfigError, match="four points"):
-        prototype_figure(run, "pca", 0)
-    (board,) = group_runs([run])
+        prototype_figure(RunModel(RunRecord(run)), "pca", 0)
+    (board,) = group_runs([RunRecord(run)])
     assert prototypes([board]) == []
 
 
 @pytest.mark.parametrize("name", ["single", "fpl-0"])
 def test_opened_models_score_as_the_run_did(name: str, folder: Path) -> None:
     """SingleSet's stay on the devices, each of its own domain; FPL's is one."""
-    opened = RunFolder.open(folder / name)
+    opened = RunModel(RunRecord.open(folder / name))
     for domain in opened.test_domains:
         split = opened.test_split(domain)
         _, logits = opened.features(opened.model_for(domain), split)
         accuracy = 100.0 * float((logits.argmax(1) == split.labels).float().mean())
-        assert accuracy == pytest.approx(opened.summary["accuracy"][domain])
+        assert accuracy == pytest.approx(opened.record.rules["final"]["accuracy"][domain])
 
 
 def test_a_model_of_a_device_that_is_not_here_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -335,11 +338,11 @@ def test_a_model_of_a_device_that_is_not_here_is_refused(folder: Path, tmp_path:
     for path in (tmp_path / "run" / "clients").rglob("dark-0/*.safetensors"):
         path.unlink()
     with pytest.raises(CheckpointError, match="stays on the device"):
-        RunFolder.open(tmp_path / "run").model_for("dark")
+        RunModel(RunRecord.open(tmp_path / "run")).model_for("dark")
 
 
 def test_images_that_are_shown_are_the_same_every_time_and_of_all_classes(folder: Path) -> None:
-    opened = RunFolder.open(folder / "fedavg")
+    opened = RunModel(RunRecord.open(folder / "fedavg"))
     chosen = opened.sample("bright", CLASSES)
     assert sorted(chosen.labels.tolist()) == list(range(CLASSES))
     assert chosen.images.equal(opened.sample("bright", CLASSES).images)

@@ -16,7 +16,7 @@ from bench.page_runs import RESULTS
 from bench.rows import read_all
 from common.versions import package_versions, processor, processor_name
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.results.statistics import paired_difference
 
 ROWS = read_all(RESULTS)
@@ -133,7 +133,7 @@ def test_a_recorded_run_gives_the_same_state_and_scores_again(row: dict[str, str
     if here != (row["processor"], row["torch"]):
         pytest.skip(f"recorded on {row['processor']}, torch {row['torch']}; this is {here[0]}, torch {here[1]}")
     assert main([*shlex.split(row["command"])[1:], f"output={tmp_path / 'run'}", "--quiet"]) == 0
-    run = RunFolder.open(tmp_path / "run")
+    run = RunRecord.open(tmp_path / "run")
     found = run.summary["scores"][row["rule"]]["accuracy"]
     assert {domain: round(value, 4) for domain, value in found.items()} == scores(row)
     assert run.state_sha256 == row["state"]

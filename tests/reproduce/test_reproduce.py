@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -19,8 +20,8 @@ from goldfinch.commands import reproduce as command
 from goldfinch.commands import sweep
 from goldfinch.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
 from goldfinch.commands.sweep import Job, execute
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
-from goldfinch.results.run import RunFolder
 from tests.support.runs import run
 
 DOMAINS = {"handwritten": "by hand", "printed": "print", "signs": "signs", "sketch": "sketch"}
@@ -56,7 +57,8 @@ def output_of(console: Console) -> str:
 
 def here(job: Job, **_: Any) -> tuple[Job, str]:
     """A run in this process, which takes seconds less than in one of its own."""
-    run(replace(job.settings, resume=True))
+    replaces = job.decision().replaces
+    run(replace(job.settings, resume=not replaces, overwrite=replaces))
     return job, ""
 
 
@@ -101,7 +103,7 @@ def test_console_and_page_score_by_one_rule_and_name_it(tmp_path: Path) -> None:
     console = quiet()
     path = reproduce(ReproductionRequest(table, "small", ("FedAvg",), (0,), str(tmp_path)), console)
     content = json.loads(path.with_suffix(".json").read_text())["rows"][0]
-    summary = RunFolder.open(Path(content["folders"]["0"])).summary
+    summary = RunRecord.open(Path(content["folders"]["0"])).summary
     found = re.search(r"FedAvg, seed 0: average ([\d.]+), worst ([\d.]+) \((.*)\)", output_of(console))
     assert found
     assert found[1] == f"{content['average']:.2f}" == f"{summary['scores']['last_n']['average']:.2f}"
@@ -114,7 +116,7 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[ReproductionR
     _, path, _ = done
     content = json.loads(path.with_suffix(".json").read_text())
     for row in content["rows"]:
-        scores = [RunFolder.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
+        scores = [RunRecord.open(Path(folder)).summary["scores"]["final"] for folder in row["folders"].values()]
         assert len(scores) == 2
         mean = sum(score["average"] for score in scores) / 2
         assert row["average"] == pytest.approx(mean)
@@ -152,18 +154,46 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Reproduct
     assert "4 runs, 4 finished already" in output_of(console)
     assert {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")} == before
     jobs = plan(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
-    assert [job.summary() is None for job in jobs] == [False, False, True]
+    assert [job.record() is None for job in jobs] == [False, False, True]
+
+
+def test_runs_of_other_code_are_kept_and_said_until_they_are_to_be_trained_again(
+    done: tuple[ReproductionRequest, Path, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "reproduced"
+    shutil.copytree(done[0].folder, folder)
+    request = replace(done[0], output=str(folder))
+    summaries = sorted(folder.rglob("summary.json"))
+    for path in summaries[:3]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "feedfeedfeedfeed"}))
+        (path.parent / "code.json").unlink()
+    before = [path.read_bytes() for path in summaries]
+    console = quiet()
+    page = reproduce(request, console)
+    printed = output_of(console)
+    assert "4 runs, 1 finished already, 3 kept" in printed
+    assert (
+        f"train again: goldfinch reproduce demo --scale small --seeds 0,1 --output {folder} overwrite=true" in printed
+    )
+    assert f"--output {tmp_path / 'reproduced-2'}\n" in printed
+    assert [path.read_bytes() for path in summaries] == before
+    assert "NOT THE SAME IN ALL RUNS: " in page.with_suffix(".md").read_text()
+    console = quiet()
+    reproduce(replace(request, overwrite=True), console)
+    assert "4 runs, 1 finished already\n" in output_of(console)
+    assert "train again" not in output_of(console)
+    assert "NOT THE SAME" not in page.with_suffix(".md").read_text()
 
 
 def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     rows = request.table.rows[:1]
     (job,) = plan(request.table, rows, (0,), "small", request.folder)
-    assert job.summary() is not None
+    assert job.record() is not None
     for change in ("train.rounds=3", "train.learning_rate=0.02", "rounds.test_samples=10"):
         (other,) = plan(request.table, rows, (0,), "small", request.folder, [change])
         assert other.folder != job.folder, change
-        assert other.summary() is None
+        assert other.record() is None
 
 
 def test_rows_that_two_tables_share_are_one_run(done: tuple[ReproductionRequest, Path, str]) -> None:
@@ -195,7 +225,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "1 runs, 0 finished already" in output_of(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
-    assert RunFolder.open(mine.parent).summary["state_sha256"] == RunFolder.open(twin).summary["state_sha256"]
+    assert RunRecord.open(mine.parent).summary["state_sha256"] == RunRecord.open(twin).summary["state_sha256"]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,13 +235,13 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(sweep, "run_subprocess", failing)
     request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path))
     console = quiet()
-    with pytest.raises(ConfigError, match="some runs failed") as caught:
+    with pytest.raises(ConfigError, match="some runs are missing") as caught:
         reproduce(request, console)
     assert "fedavg-" in str(caught.value)  # the folder, with the log
     assert "FedAvg, seed 0: FAILED: the camera fell off" in output_of(console)
     text = (tmp_path / "demo.md").read_text()
     assert "the camera fell off" in text
-    assert re.search(r"\| \*\*FPL\*\* \| \*\*\d", text)
+    assert re.search(r"\| FPL \| \d", text)
 
 
 def test_a_mistake_in_any_row_stops_before_the_first_run(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from support.boards import BOARD, read_runs
 from support.recorded_pages import PAGES, RESULTS, rows_of, section
+from support.scored import scored_run
 
 from bench.rows import read_all
+from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line
-from goldfinch.reproduction.pages import _order
+from goldfinch.reproduction.pages import _order, _ours
 from goldfinch.reproduction.published import published_table
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.statistics import holm, paired_difference
-from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table, study_scores
+from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table
 
 NET = [path for path in PAGES if path.parent.name == "paper_net"]
 
@@ -56,6 +59,15 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
     assert all(cells[5] == f"{rows[cells[0]].average:.2f}" for cells in found)
 
 
+def recorded_run(method: str, seed: int, folder: Path, rule: str) -> RunRecord:
+    """A run of which ``summary.json`` and ``scores.jsonl`` were kept."""
+    run = scored_run(0.0, seed=seed, method=method)
+    scores = json.loads((folder / "summary.json").read_text())["scores"]
+    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    vars(run).update(rules={rule: scores[rule]}, score_lines=lines)
+    return run
+
+
 @pytest.mark.parametrize("path", NET, ids=lambda path: path.stem)
 def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_counts(path: Path) -> None:
     table, text = published_table(path.stem), path.read_text()
@@ -67,11 +79,17 @@ def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_c
     rows = {row.label: row for row in table.rows}
     lines = []
     for label, folders in runs.items():
-        summaries = {seed: json.loads((kept / "summary.json").read_text()) for seed, kept in folders.items()}
-        lines.append(Line(rows[label], folders, summaries))
+        kept = [recorded_run(label, seed, folders[seed], table.rule) for seed in sorted(folders)]
+        lines.append(Line(rows[label], ScoreRow(label, kept)))
     found = Comparison(table, "paper_net", tuple(lines), (0,))
     assert found.tolerance(found.columns) > 1e-3  # there is a history to count in
     assert [tuple(cells) for cells in rows_of(section(text, "Order"))] == _order(found).rows
+    ours = _ours(found)  # without a record of bytes
+    stated = [line.strip("| ").split(" | ") for line in section(text, "Ours").splitlines() if line.startswith("| ")]
+    for number, cells in enumerate(stated[1:]):
+        bold = {(number, place) for place, cell in enumerate(cells) if cell.startswith("**")}
+        assert bold == {(row, place) for row, place in ours.strong if row == number}
+        assert [cell.strip("*") for cell in cells[:-2]] == list(ours.rows[number][:-2])
 
 
 Curves = dict[tuple[str, str, str, str], dict[int, dict[str, float]]]
@@ -206,6 +224,14 @@ def final_runs(weighting: str) -> dict[str, list[StudyRun]]:
     return found
 
 
+def study_scores(runs: Sequence[StudyRun]) -> list[float]:
+    """The mean score of a study's runs, by study."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        values.setdefault(run.study, []).append(run.score)
+    return [statistics.fmean(values[study]) for study in sorted(values)]
+
+
 def worst_of_studies(runs: Sequence[StudyRun]) -> list[float]:
     """The mean over a study's runs of the lowest accuracy of a domain, by study."""
     values: dict[int, list[float]] = {}
@@ -223,7 +249,7 @@ def test_the_table_of_both_weightings_agrees_with_the_records() -> None:
         ours, base = uniform[method], samples[method]
         assert [run.number for run in ours] == [run.number for run in base] == [0, 1, 2, 3, 4]
         assert cells == [
-            difference(list(study_scores(ours).values()), list(study_scores(base).values())),
+            difference(study_scores(ours), study_scores(base)),
             difference(worst_of_studies(ours), worst_of_studies(base)),
         ]
 
@@ -253,7 +279,7 @@ def test_the_comparison_that_is_trained_to_the_end_has_the_table_of_its_runs() -
     (ranking,) = rank_methods(runs)
     page = (RESULTS / "trained.md").read_text()
     assert ranked_table(ranking).partition("\n\n")[0] in page
-    rows = {row.method: row for row in ranking.rows}
+    rows = {row.label: row for row in ranking.rows}
     for name in ("fpl", "fedplcc"):
         assert f" {rows[name].difference} |" in (RESULTS / "net_size.md").read_text()
     assert f"FPL minus FedAvg is {rows['fpl'].difference}" in words(RESULTS.parents[1] / "README.md")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
-from test_comparison import comparison, summary
+from test_comparison import comparison, run_of
 
 from goldfinch.reproduction.comparison import EXACT, agreement, levels
 from goldfinch.reproduction.pages import pages
 from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
-from server.run.history import append_lines
+from goldfinch.results.rows import ScoreRow
 
 WORDS = r"\*\*(yes|mostly|no)\*\*"
 
@@ -37,15 +37,14 @@ def test_rows_share_a_level_up_to_the_tolerance_and_no_further() -> None:
     assert levels([5.0, 1.0, 1.4, 3.0], 0.5) == [2, 0, 0, 1]
 
 
-def test_the_tolerance_is_half_the_step_that_one_image_makes(tmp_path: Path) -> None:
+def test_the_tolerance_is_half_the_step_that_one_image_makes() -> None:
     found = comparison()
-    lines = []
-    for domain, client, count in (("mnist", "a", 500), ("usps", "a", 200), ("usps", "b", 200)):
-        scored = {"round": 1, "client": client, "domain": domain, "scored_on": "test", "loss": 0.0}
-        append_lines(tmp_path / "scores.jsonl", [scored | {"count": count, "correct": 1}])
-    for line in found.lines:
-        lines.append(dataclasses.replace(line, folders=dict.fromkeys(line.summaries, tmp_path)))
-    counted = dataclasses.replace(found, lines=tuple(lines))
+    counted = comparison()
+    scored = [("mnist", "a", 500), ("usps", "a", 200), ("usps", "b", 200)]
+    lines = [{"domain": domain, "client": client, "count": count} for domain, client, count in scored]
+    for line in counted.lines:
+        for run in line.ours.runs:
+            vars(run).update(test_lines=lines)
     mnist, usps, _ = counted.columns
     assert counted.tolerance([mnist]) == pytest.approx(100 / 500 / 2 / 2)  # two seeds
     assert counted.tolerance([usps]) == pytest.approx(100 / (200 * 2) / 2 / 2)  # two clients' models
@@ -102,16 +101,12 @@ def test_pairs_of_an_own_model_row_and_a_shared_one_are_left_out() -> None:
 
 def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     found = comparison()
-    whole = found.lines[1].summaries
-    score = {**whole[0]["scores"]["final"], "missing": {"usps": 3}}
-    partial = dataclasses.replace(found.lines[1], summaries={**whole, 0: {**whole[0], "scores": {"final": score}}})
-    lines = (found.lines[0], partial, found.lines[2])
-    marked = dataclasses.replace(found, lines=lines)
-    assert [line.row.label for line in found.best()] == ["B"]
-    assert [line.row.label for line in marked.best()] == ["A"]
+    runs = [run_of(0, 86, 70, 99, missing={"usps": 3}), run_of(1, 86, 72, 99)]
+    partial = dataclasses.replace(found.lines[1], ours=ScoreRow("B", runs))
+    marked = dataclasses.replace(found, lines=(found.lines[0], partial, found.lines[2]))
     assert (found.order().rows, marked.order().rows) == (3, 2)
     text = pages(marked, "x")[0]
-    assert "| B | 86.00 ± 0.00 † |" in text
+    assert "| B | 86.00 ± 0.00 | 71.00 ± 1.41 † | 99.00 ± 0.00 | 85.33 ± 0.47 † |" in text
     assert "† partial, not ranked: B, seed 0: without usps (last scored in round 3)." in text
 
 
@@ -122,7 +117,7 @@ def test_the_page_has_the_verdict_and_its_reasons() -> None:
     assert "> **Does the order hold? mostly.**" in text
     assert "C|D, the paper's own, is number 3 of the 3" in text
     assert "2 of 2 pairs, Spearman 0.87." in text
-    best = dataclasses.replace(found.lines[2], summaries={0: summary(99, 99, 99), 1: summary(99, 98, 99)})
+    best = dataclasses.replace(found.lines[2], ours=ScoreRow("C|D", [run_of(0, 99, 99, 99), run_of(1, 99, 98, 99)]))
     first = dataclasses.replace(found, lines=(*found.lines[:2], best))
     assert first.verdict().word == "yes"
 

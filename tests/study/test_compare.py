@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,11 +24,12 @@ from common.errors import ConfigError, EngineError
 from common.settings import load_settings
 from common.versions import code_sha256
 from goldfinch.cli import main
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
-from goldfinch.study.ranking import StudyRun
-from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of, shared_settings
+from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
+from goldfinch.study.ranking import StudyRun, marked_name
+from goldfinch.study.rules import entrants_of, shared_settings
 
 QUIET = Console(quiet=True)
 
@@ -72,7 +75,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
         if stated.kind == "final":
             assert stated.number == stated.study, "each study has a seed of its own"
             place = compared / stated.method / IN_DOMAIN / f"study-{stated.study}"
-            run = RunFolder(place / f"seed-{stated.number}")
+            run = RunRecord(place / f"seed-{stated.number}")
             assert run.seed == stated.number < STUDY_SEED
             assert run.options["protocol.partition_seed"] is None
             assert stated.state_sha256 == run.checkpoint.state.sha256()
@@ -91,7 +94,7 @@ def test_what_a_study_found_gives_the_same_hash_again(compared: Path, tmp_path: 
     best = compared / stated.method / IN_DOMAIN / f"study-{stated.study}" / "best.yaml"
     words = ["run", *TINY, f"tuned={best}", "protocol.partition_seed=null", f"seed={stated.number}"]
     assert main([*words, f"output={tmp_path / 'again'}", "--quiet"]) == 0
-    assert RunFolder(tmp_path / "again").state_sha256 == stated.state_sha256
+    assert RunRecord(tmp_path / "again").state_sha256 == stated.state_sha256
 
 
 def test_the_page_has_the_command_and_each_method(compared: Path) -> None:
@@ -180,9 +183,9 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
         search.run_here(words, tmp_path / "parted", stop=interrupt)
     asked.clear()
     search.run_here(words, tmp_path / "parted", lambda name, entry: seen.append(f"{name} {entry.get('round')}"))
-    assert RunFolder(tmp_path / "parted").state_sha256 == RunFolder(tmp_path / "whole").state_sha256
+    assert RunRecord(tmp_path / "parted").state_sha256 == RunRecord(tmp_path / "whole").state_sha256
     assert {"validation 1", "validation 2", "validation 3"} <= set(seen), "also those of the part before"
-    assert any(entry["event"] == "resume" for entry in RunFolder(tmp_path / "parted").events)
+    assert any(entry["event"] == "resume" for entry in RunRecord(tmp_path / "parted").events)
 
 
 def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> Non
     assert [run.case for run in finals] == ["leave_out:handwritten", "leave_out:printed"]
     for stated in finals:
         domain = stated.case.partition(":")[2]
-        run = RunFolder(tmp_path / "out" / "fedavg" / f"leave_out-{domain}" / "study-0" / "seed-0")
+        run = RunRecord(tmp_path / "out" / "fedavg" / f"leave_out-{domain}" / "study-0" / "seed-0")
         assert list(run.registrations) == [f"{other}-0" for other in ("handwritten", "printed") if other != domain]
         assert stated.score == stated.accuracy[domain]
 
@@ -205,7 +208,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Trials and final runs that take no time; the names of the final runs."""
     done: list[str] = []
 
-    def trial(overrides: Any, folder: Path, listener: Any, stop: Any) -> None:
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
         for number in (1, 2):
             listener("validation", {"round": number, "average": 50.0})
             listener("round done", {"round": number})
@@ -215,12 +218,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if study.entrant.method == "fedprox" and study.number == 1:
             raise EngineError("not finite; the last state is kept")
         average = 60.0 + seed
-        summary = {"average": average, "accuracy": {"a": average}, "rounds": 2, "wall_seconds": 1.0}
+        end = SimpleNamespace(seconds=1.0, sha256="0")
         return SimpleNamespace(
-            summary=summary | {"bytes": {"up": 1, "down": 1}, "state_sha256": "0", "scored": "global model"},
-            code="both",
+            facts=SimpleNamespace(rounds=2, scored="global model", bound=None, end=end),
+            rules={"final": {"average": average, "accuracy": {"a": average}}},
+            reply_totals=SimpleNamespace(bytes={"up": 1, "down": 1}),
             code_by_package={"goldfinch": "c", "mylib": "m"},
             processor="AMD EPYC, AVX2",
+            at_chance=False,
         )
 
     monkeypatch.setattr("goldfinch.study.search.run_here", trial)
@@ -242,9 +247,10 @@ def test_every_study_has_seeds_that_nothing_else_has(short: list[str], tmp_path:
 
 def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], tmp_path: Path) -> None:
     found = compare.compare(request(tmp_path, "fedavg", "fedprox"), console=QUIET)
-    assert [(row.name, row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
-    assert found.notes == ["fedprox/in_domain/1 has no result: its final run with seed 2 failed: not finite."]
-    assert found.notes[0] in (tmp_path / "compare.md").read_text()
+    assert [(marked_name(row), row.rank) for row in found.tables[0].rows] == [("fedavg", 1), ("fedprox †", None)]
+    failed = [f"fedprox/in_domain/1: its final run with seed {seed} failed: not finite." for seed in (2, 3)]
+    assert found.notes == failed, "each that failed is named"
+    assert found.notes[1] in (tmp_path / "compare.md").read_text()
 
 
 def test_a_method_of_one_s_own_is_no_other_code(
@@ -275,6 +281,52 @@ def test_a_final_run_that_failed_is_tried_again_by_the_next_call(short: list[str
     assert again.notes == first.notes
 
 
+def test_a_comparison_of_other_code_is_kept_and_both_commands_work(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(tmp_path / "out", "fedavg")
+    compare.compare(asked, console=QUIET)
+    before = {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()}
+    monkeypatch.setattr("common.settings.code_sha256", lambda own=(): "feedfeedfeedfeed")
+    with pytest.raises(ConfigError, match=r"holds a comparison of other code\.") as caught:
+        compare.compare(asked, console=QUIET)
+    assert {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()} == before
+    both, again = re.findall(r"(?:keep both|train again): +goldfinch (.*)", str(caught.value))
+    count = len(short)
+    assert main(shlex.split(both)) == 0
+    assert {path: path.read_bytes() for path in asked.output.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "out-2" / "compare.md").exists()
+    assert main(shlex.split(again)) == 0
+    assert len(short) == 3 * count, "all final runs were done again, twice"
+    assert main(shlex.split(again)) == 0
+    assert main(asked.words) == 0
+    assert len(short) == 3 * count, "one that has begun is continued, with and without the word"
+    assert "overwrite" not in (asked.output / "compare.md").read_text()
+
+
+def test_final_runs_of_other_settings_are_kept_unless_they_are_to_be_replaced(tmp_path: Path) -> None:
+    """As of a comparison whose journal was lost."""
+    from goldfinch.study import search
+
+    words = (*TINY, "method=fedavg", "protocol.partition_seed=null", "seed=0", "train.rounds=1")
+    folder = tmp_path / "seed-0"
+    search.run_here(words, folder)
+    before = (folder / "summary.json").read_bytes()
+    other = (*words, "train.learning_rate=0.02")
+    with pytest.raises(
+        ConfigError, match=r"is kept: it has other settings: train\.learning_rate=0\.02.*overwrite=true"
+    ):
+        search.run_here(other, folder)
+    assert (folder / "summary.json").read_bytes() == before
+    search.run_here(other, folder, overwrite=True)
+    replaced = RunRecord(folder)
+    assert replaced.options["train.learning_rate"] == 0.02
+    search.run_here(other, folder, overwrite=True)
+    assert RunRecord(folder).events == replaced.events, "what is finished is not done again"
+    search.run_here(words, folder, own=True)
+    assert RunRecord(folder).options["train.learning_rate"] != 0.02
+
+
 def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -> None:
     """Its URL may have a password."""
     asked = dataclasses.replace(request(tmp_path, "fedavg"), storage=f"sqlite:///{tmp_path / 'studies.db'}")
@@ -298,6 +350,7 @@ def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -
         (["--weighting", "equal"], "--weighting equal"),
         (["weighting=uniform"], "--weighting uniform"),
         (["--scores", "seen"], "--scores seen"),
+        (["rules=x"], "--studies, --trials, --runs, --scores, --weighting, --batch"),
         (["--runs", "1001"], "at most 1000 final runs"),
         (["rules=strict"], "every comparison follows the rules"),
         (["views=blurred"], "blurred"),
@@ -314,6 +367,42 @@ def test_settings_of_the_rules_and_unknown_choices_are_refused(
     assert main(asked) == 1
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [{"trials": 0}, {"runs": "2"}, {"studies": True}, {"scores": []}])
+def test_a_number_that_is_out_of_range_is_named(number: dict[str, Any]) -> None:
+    (name,) = number
+    with pytest.raises(ConfigError, match=f"--{name}"):
+        gf.compare(["fedavg"], data="glyphs", **number)
+
+
+def test_the_page_and_the_help_have_the_numbers_of_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "fair-comparison.md").read_text()
+    assert main(["compare", "--help"]) == 0
+    help_of_options = " ".join(capsys.readouterr().out.split())
+    for each in dataclasses.fields(Rules):
+        meaning, default = each.metadata["meaning"], each.metadata["default"]
+        assert f"| `--{each.name}` | {default} | {meaning} |" in page
+        assert f"{meaning[1:]}; {default} by default." in help_of_options, each.name
+        assert f"--{each.name} " in help_of_options
+
+
+def test_options_of_the_rules_make_the_same_rules() -> None:
+    rules = Rules(studies=4, trials=5, runs=6, scores=SCORES, weighting="samples", batch=7)
+    given = {}
+    for word in rules.options:
+        name, _, value = word.removeprefix("--").partition("=")
+        given[name] = value
+    assert given.keys() == {each.name for each in dataclasses.fields(Rules)}
+    assert given == {
+        "studies": "4",
+        "trials": "5",
+        "runs": "6",
+        "scores": "in_domain,leave_one_out",
+        "weighting": "samples",
+        "batch": "7",
+    }
+    assert "--weighting=" not in " ".join(Rules().options), "each method's own"
 
 
 def test_a_setting_of_a_method_can_be_given_if_it_is_compared_alone() -> None:
@@ -350,9 +439,3 @@ def test_rows_have_the_same_settings_and_the_weighting_that_was_asked_for() -> N
             assert entrant.settings.choices["views"] == "randconv"
             assert dict(raw["method"]).get("weighting", weighting) == weighting
             assert shared_settings(raw) == shared_settings(entrants[0].settings.raw)
-
-
-@pytest.mark.parametrize("name", ["tune", "board"])
-def test_commands_that_left_name_what_to_call_instead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "method=fpl"]) == 2
-    assert "goldfinch compare" in capsys.readouterr().err

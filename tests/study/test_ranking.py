@@ -10,15 +10,15 @@ import pytest
 from support.boards import BOARD, board_tables, read_runs
 from support.recorded_pages import RESULTS, rows_of, section
 
-from goldfinch.results.statistics import holm, mean_interval, paired_difference
-from goldfinch.study.ranking import OWN_MODELS, Ranking, StudyRun, rank_methods, ranked_table, runs_csv
-from goldfinch.study.rules import IN_DOMAIN
+from goldfinch.results.statistics import holm, paired_difference
+from goldfinch.study.options import IN_DOMAIN
+from goldfinch.study.ranking import OWN_MODELS, Ranking, StudyRun, marked_name, rank_methods, ranked_table, runs_csv
 
 
 def final(method: str, study: int, seed: int, score: float, case: str = IN_DOMAIN) -> StudyRun:
     return StudyRun(
         "board", method, case, study, "final", seed, "complete", score, 2, 3600.0, {"train.learning_rate": 0.1},
-        {"a": score, "b": score - 10}, 2_000_000, "0" * 64, "c0de",
+        {"a": score, "b": score - 10}, 2_000_000, f"{method} {case} {score}", "c0de",
     )  # fmt: skip
 
 
@@ -41,13 +41,14 @@ def table(scores: Mapping[str, Sequence[Sequence[float]]]) -> Ranking:
 def test_differences_and_intervals_are_over_the_means_of_studies() -> None:
     found = table({"fedavg": [[50, 54], [40], [45, 47]], "moon": [[60, 62], [55], [50, 60]]})
     moon, fedavg = found.rows
-    assert (moon.method, moon.rank, fedavg.rank) == ("moon", 1, 2)
-    assert moon.studies == {0: 61, 1: 55, 2: 55}
-    assert moon.accuracy == mean_interval([61, 55, 55])
+    assert (moon.label, moon.rank, fedavg.rank) == ("moon", 1, 2)
+    assert moon.scores() == {0: 61, 1: 55, 2: 55}
+    assert str(moon.value()) == f"57.00 ± {statistics.stdev([61, 55, 55]):.2f}", "the deviation is over studies"
     assert moon.difference == paired_difference([61, 55, 55], [52, 40, 46])
-    assert moon.worst == pytest.approx(statistics.fmean([50, 52, 45, 40, 50]))
+    assert moon.scores("worst") == {0: 51, 1: 45, 2: 45}
     assert fedavg.difference is None
-    assert (moon.hours, moon.megabytes) == (5.0, 2.0)
+    assert (found.hours["moon"], found.trials["moon"], moon.megabytes) == (5.0, 0, 2.0)
+    assert "| 57.00 ± 3.46   |" in ranked_table(found)
 
 
 def test_all_tests_of_the_page_are_corrected_together() -> None:
@@ -62,7 +63,7 @@ def test_all_tests_of_the_page_are_corrected_together() -> None:
 
 def test_equal_methods_share_a_rank_and_are_not_called_level() -> None:
     found = table({"fedavg": [[50], [60]], "fpl": [[50], [60]], "moon": [[49], [60]]})
-    assert [(row.method, row.rank) for row in found.rows] == [("fedavg", 1), ("fpl", 1), ("moon", 3)]
+    assert [(row.label, row.rank) for row in found.rows] == [("fedavg", 1), ("fpl", 1), ("moon", 3)]
     text = ranked_table(found)
     assert "- Not distinguished from fedavg: fpl, moon." in text
     assert "level" not in text
@@ -71,7 +72,7 @@ def test_equal_methods_share_a_rank_and_are_not_called_level() -> None:
 
 def test_a_single_study_has_no_interval_and_no_test() -> None:
     found = table({"fedavg": [[50, 52]], "fpl": [[70, 72]]})
-    assert found.rows[0].accuracy == mean_interval([71])
+    assert str(found.rows[0].value()) == "71.00"
     assert found.rows[0].verdict == "not tested"
     assert "an interval needs two studies" in ranked_table(found)
 
@@ -80,7 +81,7 @@ def test_rows_that_are_not_whole_and_rows_of_own_models_are_marked_and_have_no_r
     runs = runs_of({"fedavg": [[50], [52]], "fedbn": [[90], [90]], "fpl": [[99], []], "moon": [[51], [53]]})
     runs = [dataclasses.replace(run, scored=OWN_MODELS) if run.method == "fedbn" else run for run in runs]
     (found,) = rank_methods(runs)
-    assert [(row.name, row.rank) for row in found.rows] == [
+    assert [(marked_name(row), row.rank) for row in found.rows] == [
         ("moon", 1), ("fedavg", 2), ("fpl †", None), ("fedbn *", None),
     ]  # fmt: skip
     text = ranked_table(found)
@@ -92,21 +93,21 @@ def test_rows_that_are_not_whole_and_rows_of_own_models_are_marked_and_have_no_r
 def test_the_first_method_is_the_base_without_fedavg() -> None:
     found = table({"moon": [[50], [52]], "fpl": [[40], [41]]})
     assert found.base == "moon"
-    assert [row.method for row in found.rows if row.difference is not None] == ["fpl"]
+    assert [row.label for row in found.rows if row.difference is not None] == ["fpl"]
 
 
 def test_a_left_out_domain_that_was_not_run_leaves_the_row_without_a_rank() -> None:
     runs = runs_of({"fedavg": [[10], [20]], "fpl": [[10], [20]]}, "leave_out:a")
     (found,) = rank_methods([*runs, *runs_of({"fedavg": [[50], [50]]}, "leave_out:b")])
-    assert (found.kind, found.rows[0].method, found.rows[0].studies) == ("leave_one_out", "fedavg", {0: 30, 1: 35})
+    assert (found.kind, found.rows[0].label, found.rows[0].scores()) == ("leave_one_out", "fedavg", {0: 30, 1: 35})
     assert [row.rank for row in found.rows] == [1, None]
-    assert found.rows[0].worst == 15
+    assert found.rows[0].scores("worst") == {0: 10, 1: 20}
 
 
 def test_other_code_is_named() -> None:
     runs = runs_of({"fedavg": [[50], [52]], "fpl": [[50], [51]]})
     runs[-1] = dataclasses.replace(runs[-1], code="feedface")
-    assert "different code: c0de, feedface" in ranked_table(rank_methods(runs)[0])
+    assert "different code: c0de: fedavg, fpl; feedface: fpl" in ranked_table(rank_methods(runs)[0])
 
 
 def test_other_processors_are_named() -> None:
@@ -114,7 +115,37 @@ def test_other_processors_are_named() -> None:
     assert "processors" not in ranked_table(rank_methods(runs)[0])
     runs[-1] = dataclasses.replace(runs[-1], processor="AMD EPYC, AVX2")
     assert "different processors" in (found := ranked_table(rank_methods(runs)[0]))
-    assert "AMD EPYC, AVX2; not recorded" in found
+    assert "not recorded: fedavg, fpl; AMD EPYC, AVX2: fpl" in found
+
+
+def test_identical_rows_differ_by_0_and_are_no_test() -> None:
+    runs = runs_of({"fedavg": [[50], [53]], "fedprox": [[50], [53]], "moon": [[51], [55]]})
+    same = [dataclasses.replace(run, state_sha256=f"{run.number}") for run in runs if run.method != "moon"]
+    (found,) = rank_methods([*same, *[run for run in runs if run.method == "moon"]])
+    moon, fedavg, fedprox = found.rows
+    assert fedprox.difference is not None
+    assert (fedprox.difference.mean, fedprox.verdict, fedprox.p) == (0, "identical", None)
+    assert moon.difference is not None
+    assert moon.p == moon.difference.p, "the only test of the page"
+    text = ranked_table(found)
+    assert "| 0 (identical)" in text
+    assert "- Identical to fedavg: fedprox." in text
+    assert "Identical: fedavg, fedprox ended in the same state with every seed" in text
+    other = [dataclasses.replace(run, state_sha256="other") if run is same[-1] else run for run in same]
+    assert "dentical" not in ranked_table(rank_methods(other)[0]), "one state of four differs"
+    assert fedavg.rank == fedprox.rank == 2
+
+
+def test_a_row_at_chance_is_marked_and_keeps_its_rank() -> None:
+    runs = runs_of({"fedavg": [[10], [12]], "fpl": [[50], [51]], "moon": [[11], [40]]})
+    lost = [dataclasses.replace(run, at_chance="yes" if run.score < 20 else "") for run in runs]
+    (found,) = rank_methods(lost)
+    assert [(marked_name(row), row.rank) for row in found.rows] == [
+        ("fpl", 1), ("moon (at chance: study 0)", 2), ("fedavg (at chance)", 3),
+    ]  # fmt: skip
+    assert "At chance, not clearly better than one class for every image: moon: study 0; fedavg." in ranked_table(found)
+    assert "at_chance" in runs_csv(lost).splitlines()[0]
+    assert "at_chance" not in runs_csv(runs).splitlines()[0]
 
 
 # ---- the recorded board ----------------------------------------------------------------------------------------------

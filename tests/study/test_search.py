@@ -11,11 +11,13 @@ import optuna
 import pytest
 
 from common.choices import CONF
-from common.config import Search, build, compose_config, search_ranges
+from common.composition import compose_config
+from common.config import Search, build, search_ranges
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import load_settings, settings_of
 from goldfinch.study import rules, search
-from goldfinch.study.rules import IN_DOMAIN, STUDY_SEED, Rules, entrants_of
+from goldfinch.study.options import IN_DOMAIN, STUDY_SEED, Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, best_trial, finished_trials, state_of
 from goldfinch.study.storage import JOURNAL, storage_of
 from strategies.core.method import Method
@@ -69,7 +71,9 @@ class Pretended:
         self.runs: list[tuple[str, ...]] = []
         self.interrupt_at = self.fail_at = -1
 
-    def __call__(self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool]) -> None:
+    def __call__(
+        self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool], **_: bool
+    ) -> None:
         self.runs.append(overrides)
         given = dict(item.split("=", 1) for item in overrides)
         rounds = int(given["train.rounds"])
@@ -205,7 +209,7 @@ def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(
 ) -> None:
     scores = iter([[90.0, 30.0, 20.0, 30.0], [10.0, 10.0, 10.0, 40.0], [10.0, 10.0, 10.0, 40.0], [99.0, 0.0, 0.0, 0.0]])
 
-    def shown(overrides: tuple[str, ...], folder: Path, listener: Any, stop: Any) -> None:
+    def shown(overrides: tuple[str, ...], folder: Path, listener: Any, stop: Any, **_: bool) -> None:
         for number, score in enumerate(next(scores), 1):
             listener("validation", {"round": number, "average": score})
             listener("round done", {"round": number})

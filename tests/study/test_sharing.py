@@ -21,7 +21,8 @@ from support.scripts import ROOT
 from common.errors import ConfigError
 from goldfinch.cli import main
 from goldfinch.study import search, storage
-from goldfinch.study.rules import Rules, entrants_of
+from goldfinch.study.options import Rules
+from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
 from goldfinch.study.storage import storage_of, take
 
@@ -65,7 +66,9 @@ class Runs:
         self.folders: list[str] = []
         self.meanwhile: dict[int, Callable[[], object]] = {}
 
-    def __call__(self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool]) -> None:
+    def __call__(
+        self, overrides: tuple[str, ...], folder: Path, listener: Any, stop: Callable[[], bool], **_: bool
+    ) -> None:
         self.folders.append(folder.name)
         given = dict(item.split("=", 1) for item in overrides)
         score = 1000 * float(given["train.learning_rate"])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from support.scripts import ROOT
 
-from goldfinch.study.ranking import RankedMethod, StudyRun, rank_methods
+from goldfinch.results.rows import KnownRun, ScoreRow
+from goldfinch.study.ranking import StudyRun, marked_name, rank_methods
 
 BOARD = ROOT / "docs" / "results" / "board.csv"
 TINY = [
@@ -49,6 +50,7 @@ def _run_of(line: dict[str, str]) -> StudyRun:
         scored=line["scored"],
         bound=line.get("bound", ""),
         processor=line.get("processor", ""),
+        at_chance=line.get("at_chance", ""),
     )
 
 
@@ -72,7 +74,7 @@ def board_tables(path: Path = BOARD) -> dict[str, list[list[str]]]:
         for ranking in rank_methods(runs):
             rows = found.setdefault(f"{views}, {ranking.title}", {})
             for row in ranking.rows:
-                rows.setdefault(row.name, {})[data] = board_cell(row)
+                rows.setdefault(marked_name(row), {})[data] = board_cell(row)
     tables: dict[str, list[list[str]]] = {}
     for title, rows in found.items():
         columns = sorted({data for cells in rows.values() for data in cells})
@@ -83,10 +85,11 @@ def board_tables(path: Path = BOARD) -> dict[str, list[list[str]]]:
     return tables
 
 
-def board_cell(row: RankedMethod) -> str:
-    """The accuracy, and the difference from FedAvg with half of its interval, in per cent."""
-    assert row.accuracy is not None
-    text = f"{row.accuracy.mean:.1f}"
+def board_cell(row: ScoreRow[KnownRun]) -> str:
+    """The accuracy, and the difference from FedAvg with its interval, in per cent."""
+    value = row.value()
+    assert value is not None
+    text = f"{value.mean:.1f}"
     if row.difference is not None:
-        text += f" ({row.difference.mean:+.1f}±{row.difference.half_width:.1f})"
+        text += f"; {row.difference.text(1)}"
     return text

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from common.storage import GlobalState
 from strategies.core.aggregation import Mean
 from strategies.core.method import Client, Method, Update

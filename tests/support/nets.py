@@ -17,7 +17,7 @@ from common.data.batches import split_batches
 from common.models.base import Model, initialised
 from common.numerics import generator
 from common.prototypes import PrototypeSet
-from common.settings import TrainSettings
+from common.round_settings import TrainSettings
 from server.run.checkpoint import Checkpoints
 from strategies.core.method import Client, Update
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from support.records import rewrite
@@ -11,8 +10,3 @@ from support.records import rewrite
 def without_domain(folder: Path, domain: str, rounds: int) -> None:
     """Change a recorded run as if no client had scored a domain after the last of its ``rounds``."""
     rewrite(folder / "scores.jsonl", lambda line: None if (line["round"], line["domain"]) == (rounds, domain) else line)
-    summary = json.loads((folder / "summary.json").read_text())
-    for score in summary["scores"].values():
-        score["missing"] = {domain: rounds - 1}
-        score["accuracy"].pop(domain, None)
-    (folder / "summary.json").write_text(json.dumps(summary))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from goldfinch.reproduction.comparison import Column, Comparison, Line
+from support.scored import scored_run
+
+from goldfinch.record import RunRecord
+from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import pages
 from goldfinch.reproduction.published import Scale, published_table
+from goldfinch.results.rows import ScoreColumn, ScoreRow
 from goldfinch.results.seeds import Value
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -22,23 +25,28 @@ PAGES = sorted(
 )
 
 
-@dataclass(frozen=True)
-class Recorded(Comparison):
-    """A comparison with the numbers of a page: means and deviations over seeds, to two decimals."""
+@dataclass
+class RecordedRow(ScoreRow[RunRecord]):
+    """A row of a page: means and deviations over seeds, to two decimals.
 
-    numbers: dict[str, list[Value]] = field(default_factory=dict)
+    Args:
+        cells: the cells by domain; the last is the average.
+    """
 
-    def ours(self, line: Line, column: Column) -> Value | None:
-        """The page's cell."""
-        return self.numbers[line.row.label][self.columns.index(column)]
+    cells: dict[str, Value] = field(default_factory=dict)
 
-    def our_average(self, line: Line, columns: Sequence[Column]) -> Value | None:
-        """The page's average; over fewer columns the mean of its cells, without a deviation."""
-        cells = self.numbers[line.row.label]
-        if len(columns) == len(self.columns):
-            return cells[len(columns)]
-        chosen = [cells[self.columns.index(column)].mean for column in columns]
+    def value(self, column: ScoreColumn = "average", rule: str = "final") -> Value | None:
+        """The page's cell; an average over fewer domains is the mean of their cells, without a deviation."""
+        if isinstance(column, str):
+            return self.cells.get(column.removeprefix("domain:"))
+        if len(column) == len(self.cells) - 1:
+            return self.cells["average"]
+        chosen = [self.cells[domain].mean for domain in column]
         return Value(sum(chosen) / len(chosen), None)
+
+    def partial(self, column: ScoreColumn = "average", rule: str = "final") -> bool:
+        """No committed page has a partial score."""
+        return False
 
 
 def section(text: str, name: str) -> str:
@@ -52,29 +60,22 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip().strip("*") for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
-def read_page(path: Path) -> Recorded:
+def read_page(path: Path) -> Comparison:
     """The numbers of a committed page."""
     text = path.read_text()
     table = published_table(path.stem)
     scale = cast("Scale", path.parent.name)
     rows = {row.label: row for row in table.rows}
-    numbers: dict[str, list[Value]] = {}
+    domains = [table.stand_in(domain, scale) for domain in table.domains]
     lines = []
     for cells in rows_of(section(text, "Ours")):
         label = cells[0].removesuffix(" (own models)")
-        scored = "own model" if label != cells[0] else "global model"
-        numbers[label] = [_value(cell) for cell in cells[1 : len(table.domains) + 2]]
-        summary = {
-            "scored": scored,
-            "splits": {},
-            "bytes": {"up": 0, "down": 0},
-            "state_sha256": "",
-            "wall_seconds": 0.0,
-        }
-        score = {"accuracy": {}, "worst": 0.0, "spread": 0.0}
-        summaries = {0: {**summary, "scores": {table.rule: score}, "code": ""}}
-        lines.append(Line(rows[label], {0: Path("none")}, summaries))
-    return Recorded(table, scale, tuple(lines), (0,), numbers)
+        run = scored_run(0.0, method=label, personal=label != cells[0])
+        vars(run).update(rules={table.rule: {}}, test_lines=[])
+        values = [_value(cell) for cell in cells[1 : len(domains) + 2]]
+        ours = RecordedRow(label, [run], cells=dict(zip([*domains, "average"], values, strict=True)))
+        lines.append(Line(rows[label], ours))
+    return Comparison(table, scale, tuple(lines), (0,))
 
 
 def generated(path: Path) -> str:

@@ -223,7 +223,7 @@ def test_standardise_against_loops_and_on_flat_channels():
         ("RandConv", {"count": -1, "repeats": 0}, "views.count=-1: .*repeats=0: "),
         ("RandConv", {"identity_probability": 1.5}, "identity_probability=1.5: "),
         ("RandConv", {"counts": 1}, "did you mean 'count'"),
-        ("NoViews", {"count": 1}, "views=none"),
+        ("NoViews", {"count": 1}, "views.count: no such key"),
     ],
 )
 def test_values_out_of_range_are_refused(name, node, message):

@@ -26,8 +26,8 @@ from matplotlib.ticker import MaxNLocator
 from common.errors import ConfigError, nearest
 from common.metrics import named_missing
 from common.storage import write_bytes
+from goldfinch.record import RunRecord, brief, varying
 from goldfinch.results.figures.fonts import complete_fonts
-from goldfinch.results.run import RunFolder, brief, varying
 from goldfinch.results.seeds import Value
 
 # Okabe and Ito's palette without its yellow, which is too light on white; black last.
@@ -391,7 +391,7 @@ def _cut(name: str) -> str:
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def score(run: RunFolder, rule: str, column: str) -> float:
+def score(run: RunRecord, rule: str, column: str) -> float:
     """Return a domain's accuracy, ``average``, ``worst`` or ``spread`` of a run, in per cent.
 
     Raises:
@@ -410,7 +410,7 @@ def score(run: RunFolder, rule: str, column: str) -> float:
 
 
 def sensitivity(
-    runs: Sequence[RunFolder],
+    runs: Sequence[RunRecord],
     *,
     axes: Sequence[str] = (),
     rule: str = "final",
@@ -455,7 +455,7 @@ def sensitivity(
     for on_axis in zip(*means, strict=True):
         values.append(sorted(set(on_axis), key=_order))
     if title is None:
-        title = f"{runs[0].summary['method']} on {runs[0].summary['data']}: {column}, %"
+        title = f"{runs[0].facts.method} on {runs[0].facts.data}: {column}, %"
     shown = list(keys)
     if names:
         shown = [names.get(key, key) for key in keys]

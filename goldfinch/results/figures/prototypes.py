@@ -14,9 +14,10 @@ from torch import Tensor
 
 from common.errors import ConfigError, nearest
 from common.prototypes import PrototypeSet
+from goldfinch.record import RunRecord
 from goldfinch.results.embedding import embed_by_pca, embed_by_tsne, unit_rows
 from goldfinch.results.figures.charts import CLASS_COLOURS, MARKERS, new_figure
-from goldfinch.results.run import RunFolder
+from goldfinch.run_model import RunModel
 from server.run.prototype_log import Page
 
 PROJECTIONS = ("tsne", "pca")
@@ -79,7 +80,7 @@ def embed(sets: Sequence[Tensor], by: str = "tsne") -> tuple[list[np.ndarray], s
     return np.split(placed, np.cumsum(sizes)[:-1]), name
 
 
-def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, title: str | None = None) -> Figure:
+def prototype_figure(run: RunModel, by: str = "tsne", per_domain: int = 100, title: str | None = None) -> Figure:
     """Draw features by class (colour) and domain (marker), prototypes as stars, in one panel a round, up to six.
 
     The last panel has test features of the final model. A run keeps no model of an earlier round, so that round's panel
@@ -87,7 +88,7 @@ def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, ti
     there is the last panel alone.
 
     Args:
-        run: the run; its model and data must be on this machine, unless ``per_domain`` is 0.
+        run: its model and data must be on this machine, unless ``per_domain`` is 0.
         by: one of :data:`PROJECTIONS`.
         per_domain: test images of each domain; 0 leaves the panel of test features out, and three rounds are drawn.
         title: replaces method and data; empty leaves them out.
@@ -96,13 +97,14 @@ def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, ti
         ConfigError: the vectors cannot be placed, see :func:`embed`; the run kept none, and ``per_domain`` is 0.
         CheckpointError: the run's model is gone.
     """
+    record = run.record
     if title is None:
-        title = f"{run.method_name} on {run.names[0]}"
+        title = f"{record.facts.method} on {record.facts.data}"
     if per_domain == 0:
         pages = _evenly([page for page in run.pages if len(page.uploaded) + len(page.prototypes)], MAX_SENT)
         placed, projection = embed(_vectors(pages), by)
-        panels = _sent_panels(pages, placed, run, run.domains)
-        return draw_map(panels, run.domains, run.class_names, _heading(title, projection))
+        panels = _sent_panels(pages, placed, record, record.domains)
+        return draw_map(panels, record.domains, record.class_names, _heading(title, projection))
     domains = run.test_domains
     features, labels, places = [], [], []
     for index, domain in enumerate(domains):
@@ -121,7 +123,7 @@ def prototype_figure(run: RunFolder, by: str = "tsne", per_domain: int = 100, ti
             earlier.append(page)
     earlier = _evenly(earlier, MAX_PANELS - 1)
     placed, projection = embed([*_vectors(earlier), tested, final.vectors], by)
-    panels = _sent_panels(earlier, placed, run, domains)
+    panels = _sent_panels(earlier, placed, record, domains)
     last = f"round {state.round}: test features"
     panels.append(
         Panel(last, placed[-2], torch.cat(labels).numpy(), np.array(places), placed[-1], final.labels.numpy())
@@ -154,14 +156,14 @@ def _vectors(pages: Sequence[Page]) -> list[Tensor]:
 
 
 def _sent_panels(
-    pages: Sequence[Page], placed: Sequence[np.ndarray], run: RunFolder, domains: Sequence[str]
+    pages: Sequence[Page], placed: Sequence[np.ndarray], run: RunRecord, domains: Sequence[str]
 ) -> list[Panel]:
     """Return a panel for each page; ``placed`` begins with the places of :func:`_vectors`."""
     panels = []
     for index, page in enumerate(pages):
         senders = []
         for owner in page.owners.tolist():
-            domain = str(run.registrations.get(page.clients[owner], {}).get("domain"))
+            domain = str(run.facts.registrations.get(page.clients[owner], {}).get("domain"))
             senders.append(domains.index(domain) if domain in domains else -1)  # -1: it is not tested on
         panels.append(
             Panel(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError
+from goldfinch.record import RunRecord
 from goldfinch.results.curves import (
     AVERAGE,
     WORST,
@@ -22,16 +23,17 @@ from goldfinch.results.curves import (
 )
 from goldfinch.results.figures import charts
 from goldfinch.results.figures.prototypes import prototype_figure
-from goldfinch.results.groups import Board, Group, run_name
+from goldfinch.results.groups import Board, run_name
 from goldfinch.results.report.results import metric_boards, total_bytes
-from goldfinch.results.run import RunFolder
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value
+from goldfinch.run_model import RunModel
 
 MAX_DETAILED = 8
-"""Largest number of runs that all have confusion matrices; of more, only the first seed of each group."""
+"""Largest number of runs that all have confusion matrices; of more, only the first seed of each row."""
 
 MAX_PICTURES = 6
-"""Groups whose prototypes are shown."""
+"""Rows whose prototypes are shown."""
 
 MISTAKES = 3
 """Mistakes that are named below a confusion matrix."""
@@ -87,8 +89,8 @@ def over_rounds(board: Board) -> list[Shown]:
     for title, curves in (("Test accuracy in %", accuracy), ("Test loss", loss)):
         if not curves:
             continue
-        if len(board.groups) == 1:
-            lines = {name: series[board.groups[0].label] for name, series in curves.items() if name != WORST}
+        if len(board.rows) == 1:
+            lines = {name: series[board.rows[0].label] for name, series in curves.items() if name != WORST}
             found.append(_wide(title, lines))
             continue
         found.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), board.bounds))
@@ -123,18 +125,18 @@ def costs(board: Board) -> list[Shown]:
 
 
 def _labels(board: Board) -> list[str]:
-    return [group.label for group in board.groups]
+    return [row.label for row in board.rows]
 
 
-def _curves(board: Board, curves: Callable[[RunFolder], Curves]) -> dict[str, Series]:
-    """Return the values of each curve by the label of each group; a group without the curve has no values."""
-    groups = {group.label: over_seeds(group.runs, curves) for group in board.groups}
+def _curves(board: Board, curves: Callable[[RunRecord], Curves]) -> dict[str, Series]:
+    """Return the values of each curve by the label of each row; a row without the curve has no values."""
+    by_row = {row.label: over_seeds(row.runs, curves) for row in board.rows}
     names: dict[str, None] = {}
-    for of_group in groups.values():
-        names |= dict.fromkeys(of_group)
+    for of_row in by_row.values():
+        names |= dict.fromkeys(of_row)
     found: dict[str, Series] = {}
     for name in names:
-        found[name] = {label: of_group.get(name, {}) for label, of_group in groups.items()}
+        found[name] = {label: of_row.get(name, {}) for label, of_row in by_row.items()}
     return found
 
 
@@ -204,36 +206,44 @@ def accuracy_bars(board: Board) -> Shown:
     names = [*board.domains, "average", "worst"]
     series: dict[str, list[Value | None]] = {}
     words: list[str] = []
-    for group in board.groups:
-        values = [_whole(group, column) for column in columns]
-        series[group.label] = values
+    for row in board.rows:
+        values = [_whole(row, column) for column in columns]
+        series[row.label] = values
         shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
-        words.append(f"{group.label}: {', '.join(shown)}.")
+        words.append(f"{row.label}: {', '.join(shown)}.")
     figure, axes = charts.small_axes(5.6, 2.5)
     charts.draw_bars(axes, names, series, board.bounds)
     axes.tick_params(axis="x", labelsize=charts.SMALL)
     drawing = Drawing("", figure, " ".join(words))
-    return Shown("Accuracy in %.", _several(_labels(board)), [drawing], board.bounds)
+    return Shown(f"Accuracy in %{_error_bars(board)}.", _several(_labels(board)), [drawing], board.bounds)
 
 
 def accuracy_against_bytes(board: Board) -> Shown:
     """Draw the final average accuracy against the megabytes of a run, both ways; both are means over seeds."""
     series: dict[str, tuple[float, Value] | None] = {}
     words: list[str] = []
-    for group in board.groups:
-        value = _whole(group, "average")
-        series[group.label] = None
+    for row in board.rows:
+        value = _whole(row, "average")
+        series[row.label] = None
         if value is not None:
-            traffic = statistics.fmean(map(total_bytes, group.runs)) / 1e6
-            series[group.label] = (traffic, value)
-            words.append(f"{group.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
+            traffic = statistics.fmean(map(total_bytes, row.runs)) / 1e6
+            series[row.label] = (traffic, value)
+            words.append(f"{row.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
     drawing = charts.points(series, "MB of a run, both ways", "", board.bounds)
-    return Shown("Average accuracy in % against traffic.", (), [Drawing("", drawing, " ".join(words))])
+    caption = f"Average accuracy in % against traffic{_error_bars(board)}."
+    return Shown(caption, (), [Drawing("", drawing, " ".join(words))])
 
 
-def _whole(group: Group, column: str) -> Value | None:
-    """Return a group's final score; ``None`` if it lacks the score, or a part of it."""
-    value = group.value(column, "final")
+def _error_bars(board: Board) -> str:
+    """Return what the error bars of a figure are; empty if no row has several seeds."""
+    if all(len(row.runs) < 2 for row in board.rows):
+        return ""
+    return "; mean, and one standard deviation over seeds as an error bar"
+
+
+def _whole(row: ScoreRow[RunRecord], column: str) -> Value | None:
+    """Return a row's final score; ``None`` if it lacks the score, or a part of it."""
+    value = row.value(column, "final")
     if value is None or value.partial:
         return None
     return value
@@ -255,19 +265,23 @@ def confusion(boards: Sequence[Board]) -> list[Shown]:
     return found
 
 
-def confusion_counts(run: RunFolder) -> tuple[int, dict[str, np.ndarray]]:
+def confusion_counts(run: RunRecord) -> tuple[int, dict[str, np.ndarray]]:
     """Return the last round with confusion counts, and the counts of each domain, ``[K, K]``, true classes in rows.
 
     The counts of several clients that scored the same domain, each with its own model, are added up.
     """
     size = len(run.class_names)
-    lines = [line for line in run.confusions if int(line["classes"]) == size]
+    lines: list[Mapping[str, Any]] = []
+    for line in run.test_lines:
+        if "confusion" in line and line["confusion"]["classes"] == size:
+            lines.append(line)
     last = max([int(line["round"]) for line in lines], default=0)
     found: dict[str, np.ndarray] = {}
     for line in lines:
         if int(line["round"]) == last:
             matrix = found.setdefault(str(line["domain"]), np.zeros((size, size), dtype=np.int64))
-            np.add.at(matrix, (line["true"], line["predicted"]), line["count"])
+            cells = line["confusion"]
+            np.add.at(matrix, (cells["true"], cells["predicted"]), cells["count"])
     return last, {name: found[name] for name in run.domains if name in found}
 
 
@@ -289,7 +303,7 @@ def _matrix(domain: str, counts: np.ndarray, names: Sequence[str]) -> Drawing:
     return Drawing(heading, drawing, f"Confusion matrix of {heading} right. {note}", note)
 
 
-def class_samples(run: RunFolder) -> Shown | None:
+def class_samples(run: RunRecord) -> Shown | None:
     """Draw the training samples of each client by class; ``None`` if no client registered them."""
     counts: dict[str, Sequence[int]] = {}
     for client, entry in run.registrations.items():
@@ -306,15 +320,15 @@ def class_samples(run: RunFolder) -> Shown | None:
     return Shown("Training samples of each client by class.", (), [Drawing("", drawing, f"{'; '.join(words)}.")])
 
 
-def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunFolder]]:
+def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunRecord]]:
     """Return the runs that have confusion matrices in the page, with their names."""
     every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
-    found: list[tuple[str, RunFolder]] = []
+    found: list[tuple[str, RunRecord]] = []
     for board in boards:
-        for group in board.groups:
-            for run in group.runs:
-                if every or run is group.runs[0]:
-                    found.append((run_name(group, run), run))
+        for row in board.rows:
+            for run in row.runs:
+                if every or run is row.runs[0]:
+                    found.append((run_name(row, run), run))
     return found
 
 
@@ -322,16 +336,16 @@ def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunFolder]]:
 
 
 def prototypes(boards: Sequence[Board]) -> list[Shown]:
-    """Draw what clients of the first run of each group sent, and what the server made of it."""
+    """Draw what clients of the first run of each row sent, and what the server made of it."""
     found: list[Shown] = []
     for board in boards:
-        for group in board.groups:
-            run = group.runs[0]
-            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in run.pages):
+        for row in board.rows:
+            model = RunModel(row.runs[0])
+            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in model.pages):
                 continue
-            name = run_name(group, run)
+            name = run_name(row, row.runs[0])
             try:
-                drawing = prototype_figure(run, "pca", per_domain=0, title="")
+                drawing = prototype_figure(model, "pca", per_domain=0, title="")
             except ConfigError:  # vectors are too few, or all equal
                 continue
             found.append(Shown(name, (), [Drawing("", drawing, f"Prototypes of {name} in the plane, by round.")]))

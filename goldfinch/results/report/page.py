@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 from common.errors import writing
 from common.storage import write_text
 from common.versions import package_versions
-from goldfinch.results import groups
+from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures import charts
 from goldfinch.results.figures.svg import inline_svg
 from goldfinch.results.frames import FACTS, measure
-from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.groups import Board, exported_run, group_runs
 from goldfinch.results.overrides import export_command, repeat_command
 from goldfinch.results.report import figures, results
-from goldfinch.results.run import RunFolder, find_runs
+from goldfinch.results.rows import ranked
 from goldfinch.results.templates import templates
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def render(boards: Sequence[Board]) -> str:
         """Return the mark of a line in a legend, before the line's name."""
         return svg(charts.key(index, bound), "")
 
-    runs: list[tuple[str, RunFolder]] = []
+    runs: list[tuple[str, RunRecord]] = []
     for board in boards:
         runs += board.named_runs
     policy = [
@@ -78,7 +78,7 @@ def render(boards: Sequence[Board]) -> str:
         "version": package_versions().get("goldfinch", ""),
     }
     page = templates(HERE)
-    page.globals.update(svg=svg, key=key, figures=figures, results=results, groups=groups)
+    page.globals.update(svg=svg, key=key, figures=figures, results=results, ranked=ranked, exported_run=exported_run)
     page.globals.update(facts=FACTS, measure=measure, repeat_command=repeat_command, export_command=export_command)
     return page.get_template("page.html").render(content)
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
-from goldfinch.results.classes import ClassRow, ClassTable, class_tables
-from goldfinch.results.frames import score_frame, table_notes
-from goldfinch.results.groups import Board, Group, leader
-from goldfinch.results.run import RunFolder
+from goldfinch.record import RunRecord
+from goldfinch.results.classes import ClassTable, class_tables
+from goldfinch.results.frames import OVER_SEEDS, score_frame, table_notes
+from goldfinch.results.groups import Board
+from goldfinch.results.rows import KnownRun, ScoreRow, best_row
+from goldfinch.run_model import RunModel
 from server.run.accounting import largest_epsilon
 from server.run.events import describe
 
@@ -35,8 +37,8 @@ def title(boards: Sequence[Board]) -> str:
     data: dict[str, None] = {}
     for board in boards:
         data[board.data] = None
-        for group in board.groups:
-            methods[group.runs[0].title] = None
+        for row in board.rows:
+            methods[row.runs[0].title] = None
     shown = f"{len(methods)} methods"
     if len(methods) <= MAX_METHODS_IN_TITLE:
         shown = listing(list(methods))
@@ -47,11 +49,11 @@ def title(boards: Sequence[Board]) -> str:
     return f"{shown} on {listing(list(data))}{under}"
 
 
-def worst_domain(group: Group, domains: Sequence[str]) -> str:
+def worst_domain(row: ScoreRow[RunRecord], domains: Sequence[str]) -> str:
     """Return the domain with the lowest mean accuracy."""
     means: list[tuple[float, str]] = []
     for name in domains:
-        value = group.value(f"domain:{name}")
+        value = row.value(f"domain:{name}")
         if value is not None:
             means.append((value.mean, name))
     return min(means)[1]
@@ -66,7 +68,7 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     statuses: Counter[str] = Counter()
     for board in boards:
         for run in board.runs:
-            seconds.append(float(run.summary.get("wall_seconds") or _wall_seconds(run)))
+            seconds.append(_wall_seconds(run))
             traffic.append(total_bytes(run))
             requests += len(run.replies)
             for row in run.replies:
@@ -85,7 +87,7 @@ def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     if len(boards) != 1:
         return figures
     for column, name in (("average", "best average"), ("worst", "best worst domain")):
-        best = leader(boards[0].groups, column)
+        best = best_row(boards[0].rows, column)
         if best is None:
             continue
         value = best.value(column)
@@ -94,7 +96,9 @@ def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _wall_seconds(run: RunFolder) -> float:
+def _wall_seconds(run: RunRecord) -> float:
+    if run.facts.end is not None:
+        return run.facts.end.seconds
     if not run.events:
         return 0.0
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
@@ -117,7 +121,7 @@ def metric_boards(board: Board) -> list[tuple[str, Board]]:
     Metrics of confusion counts are left out if a run lacks such counts.
     """
     found: list[tuple[str, Board]] = []
-    measures = board.groups[0].runs[0].measures
+    measures = board.rows[0].runs[0].measures
     for metric in (*COUNTED, *measures):
         other = board.by_metric(metric)
         if other is None or metric == "accuracy" or metric in [known for known, _ in found]:
@@ -132,13 +136,13 @@ class Recalls(NamedTuple):
     Args:
         board: the board of the row.
         table: the whole table.
-        rows: the classes that are shown.
+        shown: the numbers of the classes that are shown, in their order.
         notes: what a partial score lacks, and how many classes are left out.
     """
 
     board: Board
     table: ClassTable
-    rows: list[ClassRow]
+    shown: list[int]
     notes: list[str]
 
 
@@ -150,32 +154,40 @@ def recalls(boards: Sequence[Board]) -> list[Recalls]:
     found: list[Recalls] = []
     for board in boards:
         for table in class_tables(board, "final"):
-            rows, notes = list(table.rows), list(table.notes)
-            if len(rows) > MAX_CLASSES_SHOWN:
-                rows.sort(key=_average_recall)
-                rows = rows[:MAX_CLASSES_SHOWN]
+            shown, notes = list(range(len(table.classes))), list(table.notes)
+            if len(shown) > MAX_CLASSES_SHOWN:
+                averages = [_average_recall(each) for each in table.classes]
+                shown.sort(key=averages.__getitem__)
+                shown = shown[:MAX_CLASSES_SHOWN]
                 notes.append(
-                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(table.rows)}; "
+                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(table.classes)}; "
                     "goldfinch table --classes shows all"
                 )
-            found.append(Recalls(board, table, rows, notes))
+            found.append(Recalls(board, table, shown, notes))
     return found
 
 
-def _average_recall(row: ClassRow) -> float:
-    value = row.cells[-2]
+def _average_recall(row: ScoreRow[KnownRun]) -> float:
+    value = row.value("average")
     if value is None:
         return math.inf
     return value.mean
 
 
-def score_rows(board: Board, rule: str) -> list[tuple[Group, list[dict[str, Any]]]]:
-    """Return each group with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
+def score_rows(board: Board, rule: str) -> list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]]:
+    """Return each row with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
     frame = score_frame(board, rule)
-    found: list[tuple[Group, list[dict[str, Any]]]] = []
-    for group in board.groups:
-        found.append((group, frame[frame["method"] == group.label].to_dict("records")))
+    found: list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]] = []
+    for row in board.rows:
+        found.append((row, frame[frame["method"] == row.label].to_dict("records")))
     return found
+
+
+def meaning_of_cells(rows: Sequence[ScoreRow[RunRecord]]) -> str:
+    """Return what the two numbers of a cell are, for a caption; empty if no row has several runs."""
+    if all(len(row.runs) < 2 for row in rows):
+        return ""
+    return f"{OVER_SEEDS}; "
 
 
 def score_notes(board: Board, rule: str) -> list[str]:
@@ -184,16 +196,16 @@ def score_notes(board: Board, rule: str) -> list[str]:
 
 
 def partial_groups(board: Board) -> list[tuple[str, str]]:
-    """Return the label of each group with a partial final score, and what the score lacks."""
+    """Return the label of each row with a partial final score, and what the score lacks."""
     found = []
-    for group in board.groups:
-        missing = group.missing()
+    for row in board.rows:
+        missing = row.missing()
         if missing:
-            found.append((group.label, "; ".join(missing)))
+            found.append((row.label, "; ".join(missing)))
     return found
 
 
-def client_rows(run: RunFolder) -> list[dict[str, Any]]:
+def client_rows(run: RunRecord) -> list[dict[str, Any]]:
     """Return each client's data and its cost over the run.
 
     ``trained`` counts the exchanges in which the client trained and its update was used; each of
@@ -201,7 +213,7 @@ def client_rows(run: RunFolder) -> list[dict[str, Any]]:
     not used. ``up`` and ``down`` are bytes, ``memory`` is the peak in bytes.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for client, entry in run.registrations.items():
+    for client, entry in run.facts.registrations.items():
         rows[client] = _client(client, entry)
     for row in run.replies:
         client, status = str(row["client"]), str(row["status"])
@@ -239,7 +251,7 @@ def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
 
 
-def cost(run: RunFolder) -> dict[str, dict[str, float]]:
+def cost(run: RunRecord) -> dict[str, dict[str, float]]:
     """Return the totals of a run: ``seconds`` over clients by phase, and ``bytes`` by direction and content."""
     sent = {"down": _total(run, "bytes_down")}
     header = _total(run, "bytes_up")
@@ -253,38 +265,35 @@ def cost(run: RunFolder) -> dict[str, dict[str, float]]:
     return {"bytes": sent, "seconds": seconds}
 
 
-def _total(run: RunFolder, column: str) -> float:
+def _total(run: RunRecord, column: str) -> float:
     """Return the sum of a column of ``replies.jsonl``."""
     return sum(float(row.get(column) or 0) for row in run.replies)
 
 
-def total_bytes(run: RunFolder) -> float:
+def total_bytes(run: RunRecord) -> float:
     """Return the bytes of a run's messages, both ways."""
     return sum(cost(run)["bytes"].values())
 
 
-def group_costs(board: Board, what: str) -> list[dict[str, Any]]:
-    """Return ``label``, ``parts`` (see :func:`cost`, mean over runs) and ``all`` of each group."""
-    found = []
-    for group in board.groups:
-        costs = [cost(run)[what] for run in group.runs]
-        parts = {}
-        for name in costs[0]:
-            parts[name] = statistics.fmean([entry[name] for entry in costs])
-        found.append({"label": group.label, "parts": parts, "all": sum(parts.values())})
-    return found
+def mean_cost(row: ScoreRow[RunRecord], what: str) -> dict[str, float]:
+    """Return the parts of a row's cost, and ``all``, their sum: the mean over its runs; see :func:`cost`."""
+    costs = [cost(run)[what] for run in row.runs]
+    found: dict[str, float] = {}
+    for name in costs[0]:
+        found[name] = statistics.fmean([entry[name] for entry in costs])
+    return {**found, "all": sum(found.values())}
 
 
-def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
+def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
     """Return the events that do not occur in every round.
 
     Each has ``time`` (UTC), ``name``, ``line`` (its text), ``traceback``, and whether it is ``trouble``.
     """
     rows: list[dict[str, str | bool]] = []
-    for entry in run.events:
+    for entry in run.told_events(without=ORDINARY):
         name = str(entry["event"])
-        line = describe(name, entry, int(run.config["train"]["rounds"]))
-        if name in ORDINARY or not line:
+        line = describe(name, entry, run.facts.planned)
+        if not line:
             continue
         when = datetime.datetime.fromtimestamp(float(entry["time"]), datetime.UTC)
         rows.append(
@@ -299,7 +308,7 @@ def event_rows(run: RunFolder) -> list[dict[str, str | bool]]:
     return rows
 
 
-def headline(run: RunFolder) -> str:
+def headline(run: RunRecord) -> str:
     """Return the state of a run; for a failed or unfinished run with its last event out of the ordinary."""
     trouble = [str(row["line"]) for row in event_rows(run) if row["trouble"]]
     if run.status == "failed":
@@ -309,16 +318,16 @@ def headline(run: RunFolder) -> str:
     return STATES[run.status]
 
 
-def setting_rows(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which the groups differ, each with its value in every group."""
+def setting_rows(rows: Sequence[ScoreRow[RunRecord]]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which the rows differ, each with its value in every row."""
     keys: dict[str, None] = {}
-    for group in groups:
-        keys |= dict.fromkeys(group.runs[0].options)
+    for row in rows:
+        keys |= dict.fromkeys(row.runs[0].options)
     found = []
     for key in keys:
         shown: list[str] = []
-        for group in groups:
-            value = group.runs[0].options.get(key, "-")
+        for row in rows:
+            value = row.runs[0].options.get(key, "-")
             if not isinstance(value, str):
                 value = json.dumps(value, default=str)
             shown.append(value)
@@ -327,24 +336,24 @@ def setting_rows(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def versions(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
+def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
     found: dict[str, set[str]] = {}
     for run in runs:
-        for name, version in run.summary.get("versions", {}).items():
+        for name, version in run.facts.versions.items():
             found.setdefault(str(name), set()).add(str(version))
     return {name: sorted(numbers) for name, numbers in found.items()}
 
 
-def splits(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
     found: dict[tuple[str, str], None] = {}
     for run in runs:
-        found |= dict.fromkeys(run.summary.get("splits", {}).items())
+        found |= dict.fromkeys(run.facts.splits.items())
     return list(found)
 
 
-def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
+def privacy_rows(runs: Sequence[tuple[str, RunRecord]]) -> list[dict[str, str]]:
     """Return what each private run protects and has released.
 
     Args:
@@ -356,7 +365,7 @@ def privacy_rows(runs: Sequence[tuple[str, RunFolder]]) -> list[dict[str, str]]:
     """
     rows = []
     for name, run in runs:
-        report = run.privacy
+        report = RunModel(run).privacy()
         if report is None:
             continue
         epsilon = largest_epsilon(report)

@@ -1,13 +1,14 @@
-"""The operator, who computes it, and what torch.compile and CUDA graphs ask of it."""
+"""Who computes the prototype losses, and what torch.compile, CUDA graphs and autograd ask of them."""
 
 import sys
 
 import pytest
 import torch
 
-from common.losses import prototype as operator
+from common.losses import prototype as module_of_losses
 from common.losses import prototype_contrast, prototype_losses
-from common.losses.prototype import Call, PrototypeTerms, alignment_count, evaluate, prepared_rows, wanted_counts
+from common.losses.prototype import evaluate
+from common.losses.prototype_terms import PrototypeTerms, alignment_count, prepared_rows, wanted_counts
 from common.numerics import full_precision, generator
 from common.prototypes import PrototypeSet, unbiased_prototypes
 
@@ -18,7 +19,7 @@ TERMS = PrototypeTerms(
 
 @pytest.fixture
 def problem():
-    draw = generator(0, "operator")
+    draw = generator(0, "losses")
     prototypes = PrototypeSet(
         torch.randn(9, 6, generator=draw), torch.tensor([0, 0, 1, 1, 1, 1, 4, 4, 4]), torch.rand(9, generator=draw)
     )
@@ -26,40 +27,8 @@ def problem():
     return features, torch.tensor([0, 1, 2, 4, 1]), prototypes, unbiased_prototypes(prototypes)
 
 
-def arguments_of(features, labels, prototypes, class_rows, bias=None):
-    rows, wanted = (prepared_rows(prototypes), prepared_rows(class_rows)), wanted_counts(prototypes, TERMS)
-    call = Call(features, labels, *rows, wanted, TERMS, bias, 5, features.requires_grad)
-    return operator.operator_arguments(call, "auto")
-
-
 def gradient_of(loss, features):
     return torch.autograd.grad(loss, features)[0]
-
-
-@pytest.mark.parametrize(
-    ("with_gradient", "dtype", "biased"),
-    [(True, torch.float32, True), (True, torch.bfloat16, False), (False, torch.float32, False)],
-)
-def test_the_operator_is_registered_correctly(problem, with_gradient, dtype, biased):
-    """Schema, autograd registration, fake tensors, and the same under AOT tracing."""
-    features, labels, prototypes, class_rows = problem
-    features = features.to(dtype).requires_grad_(with_gradient)
-    bias = torch.linspace(-1, 1, 5) if biased else None
-    torch.library.opcheck(
-        torch.ops.goldfinch.prototype_losses,
-        arguments_of(features, labels, prototypes, class_rows, bias),
-        raise_exception=True,
-    )
-
-
-def test_the_operator_equals_what_eager_code_calls(problem):
-    features, labels, prototypes, class_rows = problem
-    leaf, twin = features.clone().requires_grad_(), features.clone().requires_grad_()
-    losses = prototype_losses(leaf, labels, prototypes, TERMS, class_rows=class_rows)
-    total, parts, _ = torch.ops.goldfinch.prototype_losses(*arguments_of(twin, labels, prototypes, class_rows))
-    assert torch.equal(losses.total, total)
-    assert torch.equal(torch.stack(losses[1:]), parts)
-    assert torch.equal(gradient_of(3 * losses.total, leaf), gradient_of(3 * total, twin))
 
 
 def test_terms_are_detached_and_the_total_is_their_sum(problem):
@@ -164,13 +133,13 @@ def kernel(monkeypatch):
     """Puts a function in the place of the Triton kernel."""
 
     def replace(function):
-        module = type(operator)("common.losses.triton_kernel")
+        module = type(module_of_losses)("common.losses.triton_kernel")
         module.launch = function
         monkeypatch.setitem(sys.modules, "common.losses.triton_kernel", module)
 
-    operator._tried.cache_clear()
+    module_of_losses._tried.cache_clear()
     yield replace
-    operator._tried.cache_clear()
+    module_of_losses._tried.cache_clear()
 
 
 CPU = torch.device("cpu")
@@ -182,18 +151,18 @@ def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
 
     kernel(no_compiler)
     with pytest.warns(RuntimeWarning, match="Failed to find C compiler.*PyTorch computes them"):
-        assert not operator._tried(CPU)
+        assert not module_of_losses._tried(CPU)
     kernel(lambda *_: pytest.fail("asked twice"))
-    assert not operator._tried(CPU)
+    assert not module_of_losses._tried(CPU)
 
 
 def test_kernels_that_are_right_are_used_and_wrong_ones_are_not(kernel):
     kernel(evaluate)
-    assert operator._tried(CPU)
-    operator._tried.cache_clear()
+    assert module_of_losses._tried(CPU)
+    module_of_losses._tried.cache_clear()
     kernel(lambda call: tuple(1.01 * tensor for tensor in evaluate(call)))
     with pytest.warns(RuntimeWarning, match="off by"):
-        assert not operator._tried(CPU)
+        assert not module_of_losses._tried(CPU)
 
 
 class OnCuda:
@@ -212,10 +181,10 @@ def test_which_backend_computes_by_default(problem, monkeypatch):
     rows = prepared_rows(problem[2])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for verdict in (True, False):
-        monkeypatch.setattr(operator, "_tried", lambda _, verdict=verdict: verdict)
-        assert operator._fused(OnCuda(), rows) is verdict
+        monkeypatch.setattr(module_of_losses, "_tried", lambda _, verdict=verdict: verdict)
+        assert module_of_losses._fused(OnCuda(), rows) is verdict
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert operator._fused(OnCuda(torch.bfloat16), rows)
-    assert not operator._fused(OnCuda(torch.float64), rows)
-    assert not operator._fused(OnCuda(size=operator.FUSED_WORK), rows)
-    assert not operator._fused(problem[0], rows)
+    assert module_of_losses._fused(OnCuda(torch.bfloat16), rows)
+    assert not module_of_losses._fused(OnCuda(torch.float64), rows)
+    assert not module_of_losses._fused(OnCuda(size=module_of_losses.FUSED_WORK), rows)
+    assert not module_of_losses._fused(problem[0], rows)

@@ -1,0 +1,87 @@
+"""When a run stops before its last round: scores no longer improve, or further rounds could not help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.errors import EngineError
+from common.settings import RunSettings
+from server.run.engine import Failure
+from server.run.history import History
+from server.run.records import Recorder
+from server.run.schema import REPLIES
+
+MAX_LINES = 40
+"""Lines of a traceback that end a run's error message."""
+
+
+def is_out_of_patience(settings: RunSettings, done: int, recorder: Recorder) -> bool:
+    """Return whether validation scores have not improved for ``train.patience`` rounds.
+
+    Most methods score a round's state in the round after it, so such a run does one round more.
+
+    Args:
+        settings: the run's settings.
+        done: rounds that are done.
+        recorder: knows the scores.
+    """
+    patience = settings.train.patience
+    if patience is None:
+        return False
+    if settings.method.scores_new_state and recorder.validated < done:
+        return False  # the last state must have a score
+    best = recorder.federation.best
+    return best >= 0 and recorder.validated - best >= patience
+
+
+def not_finite(names: str, number: int) -> EngineError:
+    """Return the error that ends a run whose state after round ``number`` has values that are not finite.
+
+    Args:
+        names: the tensors.
+        number: the round.
+    """
+    return EngineError(
+        f"the state after round {number} has values in {names} that are not finite, and training cannot recover "
+        "from that: try a smaller train.learning_rate or train.clip_norm=1; the round before is kept"
+    )
+
+
+def check_errors_differ(failures: Sequence[Failure], number: int, clients: int) -> None:
+    """Stop a run in which every client raised the same error: further rounds would be the same.
+
+    One client's error may be its own fault, so at least two clients must have failed, or the only one.
+
+    Args:
+        failures: the failures of an exchange without an accepted reply.
+        number: the round.
+        clients: clients of the run.
+
+    Raises:
+        EngineError: with the traceback that they share.
+    """
+    reasons: set[str] = set()
+    for failure in failures:
+        if failure.status != "failed" or not failure.reason:
+            return
+        reasons.add(failure.reason)
+    if len(reasons) != 1 or len(failures) < min(2, clients):
+        return
+    lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
+    advice = "Every further round would fail the same way, so the run stops. Fix the cause; resume=true continues."
+    message = [f"in round {number} every client that was asked raised the same: {reasons.pop()}", advice]
+    raise EngineError("\n  ".join([*message, *lines[-MAX_LINES:]]))
+
+
+def trouble(history: History, number: int, *, trained: bool) -> str:
+    """Return why replies did not count, and what is kept.
+
+    Args:
+        history: the run's files.
+        number: rounds that are done.
+        trained: whether any round was held.
+    """
+    kept = "fix it, then run again"
+    if trained:
+        kept = f"the state of round {number} is kept: resume=true goes on"
+    return f"{history.commonest_trouble()}; all reasons are in {history.folder / REPLIES}; {kept}"
