@@ -19,7 +19,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "networks, one of which a run chooses": (r"common\.models\.(?!base|specs).*",),
     "readers of images": (r"common\.data\.(?!batches|domain|protocols|views).*",),
     "metrics that a run may ask for besides": (r"common\.(confidence|own_metric)", r"server\.run\.measures"),
-    "how files and words become settings": (r"common\.(choices|composition|config|overlays|overrides|run_config|versions)",),
+    "how files and words become settings": (
+        r"common\.(choices|composition|config|overlays|overrides|run_config|versions)",
+    ),
     "privacy": (
         r"client\.(privacy|ledger|border)",
         r"common\.(privacy|accounting)",
