@@ -57,7 +57,7 @@ ANSWER = {
 }
 REGISTRATION = {
     **dict.fromkeys(("client", "domain", "samples", "class_counts", "scores", "split", "identity", "code"), PUBLIC),
-    **dict.fromkeys(("device", "versions", "validation"), PUBLIC),
+    **dict.fromkeys(("device", "versions", "validation", "files"), PUBLIC),
     "content": SECRET,
 }
 PAYLOAD = {"header", "weights", "prototypes", "extra"}
