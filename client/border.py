@@ -3,7 +3,7 @@
 A score has no noise: it is an exact function of each image that is scored. So an image that a private run trained on
 must never be scored, in no run, and one that was scored must never be claimed as protected. All settings of a run come
 from the server, the split of the data among them. Therefore the device remembers the side of each image, beside its
-ledgers, and refuses what would move one.
+ledgers, and refuses a run that would move an image to another side.
 
 An image is known by its file and not by its content. If equal content made two images one, then a copy of a test image
 among the training images would be refused, and the refusal would tell that it is there.
@@ -30,13 +30,13 @@ FOLDER = ".border"
 BORDER = "border.json"
 
 SCORED = "scored"
-"""The side of the images that are scored. That of the images of a domain that are trained on is :func:`trained`."""
+"""The side of the images that are scored. The side of a domain's training images is :func:`trained_on`."""
 
 NOT_THE_SPLIT = frozenset({"domains", "image_size", "augmentation", "root", "resize"})
 """Settings of every data set that do not decide which image is a training image."""
 
 
-def trained(domain: str) -> str:
+def trained_on(domain: str) -> str:
     """Return the side of the images that are trained on as samples of ``domain``.
 
     A domain's ledger counts what is released of its images. So an image belongs to one domain: a server that names the
@@ -102,14 +102,14 @@ def check_single(images: Images) -> None:
 
 
 def _on_disk(name: str) -> Hashable:
-    """Return what tells an image's file from others, also where it has several paths; its name if it has no file."""
+    """Return a key of an image's file, equal for all of its paths; the image's name if there is no file."""
     try:
-        found = Path(name).stat()
+        status = Path(name).stat()
     except (OSError, ValueError):
         return name
-    if not found.st_ino:  # some file systems have no numbers
+    if not status.st_ino:  # some file systems have no numbers
         return name
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _names(source: DataSource, domain: Domain, part: str, files: Sequence[Path], count: int) -> list[str]:
@@ -146,7 +146,7 @@ class Border(PrivateFolder):
         """Check that no image is on another side.
 
         Args:
-            side: :data:`SCORED`, or :func:`trained` of a domain.
+            side: :data:`SCORED`, or :func:`trained_on` of a domain.
             images: the images.
 
         Raises:
@@ -205,10 +205,10 @@ class Border(PrivateFolder):
             raise DataError(f"{path}, the sides of this device's images, cannot be read: {error.strerror}") from error
         try:
             content = json.loads(text)
-            found: dict[str, dict[str, str]] = {}
+            parts: dict[str, dict[str, str]] = {}
             for part in ("sides", "splits"):
-                found[part] = {str(key): str(value) for key, value in content[part].items()}
-            return found
+                parts[part] = {str(key): str(value) for key, value in content[part].items()}
+            return parts
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path} is damaged, so it is not known which images were trained on, and nothing is sent: restore it; "

@@ -32,7 +32,7 @@ from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
 from common.versions import combined_hash, package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down, cast_up
-from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size
+from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size_of
 
 _MODELS = threading.local()
 """The model of each thread with its initial state, so that a Ray actor or an inline worker builds its model once."""
@@ -148,8 +148,8 @@ class Device:
         hashed = [trained, domain.train.labels]
         if len(validated):
             hashed.append(validated)
-        found = split_hash(self.settings.data.name, spec, *hashed)
-        return domain.train.subset(trained), domain.train.subset(validated), found
+        sha256 = split_hash(self.settings.data.name, spec, *hashed)
+        return domain.train.subset(trained), domain.train.subset(validated), sha256
 
     def _test_data(self, domain: str) -> Split:
         if domain not in self.scores:
@@ -311,7 +311,7 @@ class Device:
             raise PayloadError(f"the received model does not fit: {error}") from error
         prototypes = message.prototypes
         if prototypes is None:
-            prototypes = PrototypeSet.empty(feature_size(model))
+            prototypes = PrototypeSet.empty(feature_size_of(model))
         return LocalExchange(
             self.settings,
             self.method,
@@ -401,7 +401,7 @@ class Device:
     ) -> bool:
         """Write what the client keeps: the method's own tensors, and the part of the model that is not shared.
 
-        This is the last step, so that a failed exchange changes nothing.
+        The device writes last, so that a failed exchange changes nothing.
 
         Args:
             store: the client's versions.

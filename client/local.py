@@ -11,7 +11,8 @@ from common.storage import folder_name
 def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
     """Return the device of ``spec``, which keeps its state under the run's output folder and scores all test domains.
 
-    Its ledger and its secret are there too: anyone who can read a simulation's folder can read the clients' data.
+    The device's ledger and secret are in the same folder: anyone who can read a simulation's folder can read the
+    clients' data.
     """
     folder = settings.output_folder / "clients"
     store = client_stores(folder, spec.id, kept_versions(settings))

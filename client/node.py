@@ -118,10 +118,10 @@ class Node:
         """Return the registrations of the clients that this node hosts."""
         settings = self._settings()
         self._forget_old_runs()
-        found = [self._device(settings, spec).register() for spec in self._hosted(settings)]
+        registrations = [self._device(settings, spec).register() for spec in self._hosted(settings)]
         if self.question.request not in (None, "", settings.code):  # the server names the files that differ
-            found = [replace(registration, files=code_files()) for registration in found]
-        return Reply(ok=True, text=write_registrations(found))
+            registrations = [replace(registration, files=code_files()) for registration in registrations]
+        return Reply(ok=True, text=write_registrations(registrations))
 
     def answer(self) -> Reply:
         """Return the answer to a request."""

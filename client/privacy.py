@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from client.border import SCORED, Border, Images, check_single, scored_images, trained, training_images
+from client.border import SCORED, Border, Images, check_single, scored_images, trained_on, training_images
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
 from common.data.batches import Split
@@ -54,7 +54,7 @@ class DevicePrivacy:
         self._sides: dict[str, tuple[str, Images]] = {}
         """The images that the run trains on, and those that it scores of each domain, with their side of the border."""
         self._kept: set[str] = set()
-        """Those of them that the border has recorded."""
+        """The noted images that the border has recorded."""
 
     @property
     def budgets(self) -> list[Budget]:
@@ -111,10 +111,10 @@ class DevicePrivacy:
     def check_request(self, request: Request) -> None:
         """Refuse an exchange if differential privacy does not cover its upload or its scores.
 
-        A budget counts updates alone. So a device with one sends no score that tells of images that it trained on.
+        A budget counts updates alone. So a device with a budget sends no score that depends on its training images.
 
         Raises:
-            ConfigError: a score would.
+            ConfigError: a score would depend on training images.
         """
         if self.counts and (request.score or request.validate):
             key = self.budgets[0].epsilon_key
@@ -125,8 +125,8 @@ class DevicePrivacy:
     def received(self, install: Install, kept: Mapping[str, Tensor]) -> LocalExchange:
         """Return an exchange to score the received model in.
 
-        No score of a private device can tell of training images, whatever the method's functions read: they get neither
-        these images nor what was kept from training on them. A method that says that it needs them is refused.
+        The score of a private device cannot depend on training images: the method's functions get neither these images
+        nor the tensors that the client kept from training. A method that declares that it needs them is refused.
 
         Args:
             install: makes an exchange of a client's own state.
@@ -170,13 +170,13 @@ class DevicePrivacy:
             scores: the domains that the device scores.
 
         Raises:
-            ImageSideError: one was scored before or trained on as another domain's, or a test image was trained on.
+            ImageSideError: an image was scored before or belongs to another domain, or a test image was trained on.
             RepeatedImageError: single images are to be protected, and one is several samples.
             DataError: the record of images is damaged.
         """
         if self._border is None:
             return
-        self._note("train", trained(domain.name), training_images(self.settings.data, domain, rows))
+        self._note("train", trained_on(domain.name), training_images(self.settings.data, domain, rows))
         if not self.settings.rounds.test or domain.name not in scores:
             return
         if domain.name in self.settings.protocol.test_domains(self.settings.data):
@@ -190,7 +190,7 @@ class DevicePrivacy:
             split: those of its images that the protocol scores.
 
         Raises:
-            ImageSideError: one of them was trained on before.
+            ImageSideError: an image was trained on before.
             DataError: the record of images is damaged.
         """
         if self._border is None:
@@ -326,7 +326,13 @@ class GaussianDevicePrivacy(DevicePrivacy):
         return multipliers
 
     def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
-        """See :meth:`DevicePrivacy.check_settings`."""
+        """Refuse settings that would let others remove the noise, and methods that the mechanism does not cover.
+
+        Raises:
+            PrivacyError: the server could repeat the noise, or the device keeps no ledger.
+            ConfigError: the mechanism does not cover the test images or the method; or a budget needs an accountant
+                that is not installed.
+        """
         _ = self._required_ledger
         check_test_images(self.settings.data, self.privacy)
         if self.privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
@@ -355,19 +361,33 @@ class GaussianDevicePrivacy(DevicePrivacy):
             check_scores(self.privacy, self.method, validates=request.validate)
 
     def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
-        """See :meth:`DevicePrivacy.check_method`."""
+        """Check the method's upload in this exchange with :func:`strategies.core.protection.check_protects`.
+
+        Raises:
+            ConfigError: the method sends, scores or keeps something that is not covered.
+        """
         server = server_context(self.settings, model, client_count)
         expected = self.method.expects(replace(server, round=round_number, exchange=exchange))
         check_protects(self.privacy, self.method, model, expected, self.settings.protocol.validation)
 
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
-        """See :meth:`DevicePrivacy.note_training`."""
+        """Check with ``unit=sample`` that no image is two samples; then note the images as the base class does.
+
+        Raises:
+            RepeatedImageError: single images are to be protected, and one is several samples.
+            ImageSideError, DataError: as in the base class.
+        """
         if self.privacy.unit == "sample":
             check_single(training_images(self.settings.data, domain, rows))
         super().note_training(domain, rows, scores)
 
     def count_release(self, run: str, client: str, model: nn.Module) -> int:
-        """See :meth:`DevicePrivacy.count_release`."""
+        """Count the update in the ledger with its noise multipliers; return the client's count in this run.
+
+        Raises:
+            PrivacyError: a budget is spent; nothing is counted.
+            DataError: the ledger is damaged, or cannot be written.
+        """
         return self._required_ledger.spend(run, client, self.multipliers(model), self.budgets)
 
     def registered_hashes(
@@ -391,7 +411,11 @@ class GaussianDevicePrivacy(DevicePrivacy):
         kept: Mapping[str, Tensor],
         local: LocalExchange,  # noqa: ARG002
     ) -> tuple[LocalExchange, Unprotected]:
-        """See :meth:`DevicePrivacy.protected`. The mechanism starts from what was received alone."""
+        """Return the exchange to train in, and the Gaussian mechanism, which starts from the received tensors alone.
+
+        Raises:
+            PayloadError: the server left out a part of the model.
+        """
         received = install({})
         check_received(self.method, received.model, received.weights)
         protection = Protection(self.privacy, received, simulated=self.simulated)

@@ -41,10 +41,10 @@ class PrivateFolder:
     def keyed_hashes(self, several: Sequence[Sequence[str]]) -> list[str]:
         """Return :meth:`keyed_hash` of each of several sequences of texts. The secret is read once."""
         secret = self._secret()
-        found: list[str] = []
+        hashes: list[str] = []
         for texts in several:
-            found.append(hmac.new(secret, json.dumps(list(texts)).encode(), hashlib.sha256).hexdigest())
-        return found
+            hashes.append(hmac.new(secret, json.dumps(list(texts)).encode(), hashlib.sha256).hexdigest())
+        return hashes
 
     def _secret(self) -> bytes:
         path = self.folder / SECRET
@@ -52,12 +52,12 @@ class PrivateFolder:
             if not path.exists():
                 self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
             try:
-                found = bytes.fromhex(path.read_text(encoding="ascii"))
+                key = bytes.fromhex(path.read_text(encoding="ascii"))
             except (OSError, ValueError) as error:
                 raise DataError(f"{path}, this device's secret, cannot be read: {error}; delete it") from error
-        if len(found) != SECRET_BYTES:
-            raise DataError(f"{path}, this device's secret, has {len(found)} bytes, not {SECRET_BYTES}; delete it")
-        return found
+        if len(key) != SECRET_BYTES:
+            raise DataError(f"{path}, this device's secret, has {len(key)} bytes, not {SECRET_BYTES}; delete it")
+        return key
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name

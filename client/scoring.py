@@ -56,14 +56,14 @@ class ScoreCounter:
 
     def result(self, count: int) -> dict[str, Any]:
         """Return the score of ``count`` images as :class:`common.wire.messages.Score` has it, without the domain."""
-        found: dict[str, Any] = {
+        score: dict[str, Any] = {
             "count": count,
             "correct": int(self.confusion.diagonal().sum()),
             "loss": self.loss / max(count, 1),
             "confusion": self.confusion.tolist(),
         }
         if self.sums:
-            found["sums"] = self.sums
+            score["sums"] = self.sums
         if self.confidence is not None:
-            found["confidence"] = self.confidence.as_dict()
-        return found
+            score["confidence"] = self.confidence.as_dict()
+        return score

@@ -22,7 +22,7 @@ def main() -> None:
     """Run a SuperNode until it is stopped.
 
     Flower's function returns only after an error, which it has logged; a SuperNode that is stopped signs off and raises
-    ``SystemExit``. After an error the process ends with exit status 1, whatever its other threads do.
+    ``SystemExit``. After an error the process ends with exit status 1, although other threads still run.
     """
     try:
         flower_supernode()

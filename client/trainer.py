@@ -20,7 +20,7 @@ from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.round_settings import TrainSettings
 from common.settings import RunSettings
 from strategies.core.last_batch import keeps_single
-from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size
+from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size_of
 
 
 def choose_device(name: str) -> torch.device:
@@ -99,7 +99,7 @@ class LocalExchange:
         if settings.train.class_weights == "balanced":
             self.class_weights = balanced_weights(client.class_counts).to(device)
         self.class_count: int = settings.data.class_count
-        self.feature_size = feature_size(model)
+        self.feature_size = feature_size_of(model)
         self.cache = cache
         self.views: int = 1 + settings.views.count
         self.phase = 0
@@ -110,9 +110,9 @@ class LocalExchange:
 
     def without_training_images(self) -> LocalExchange:
         """Return the same exchange with an empty training split; the client's class counts stay."""
-        found = copy.copy(self)
-        found.split = self.split.subset(torch.arange(0))
-        return found
+        exchange = copy.copy(self)
+        exchange.split = self.split.subset(torch.arange(0))
+        return exchange
 
     # ---- the interface of methods ----------------------------------------------------------------------------------
 
@@ -143,7 +143,12 @@ class LocalExchange:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.clip_norm)
 
     def frozen(self, name: str, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """See :meth:`strategies.core.method.ClientContext.frozen`."""
+        """Return a copy of the model that does not train, in evaluation mode, made once per exchange and ``name``.
+
+        Args:
+            name: the copy's name.
+            weights: tensors to put in place of those with which training began.
+        """
         return self.cached(f"frozen {name}", lambda: self._copy(weights))
 
     def _copy(self, weights: Mapping[str, Tensor] | None) -> nn.Module:
@@ -164,17 +169,17 @@ class LocalExchange:
         return state
 
     def reference(self) -> Mapping[str, Tensor]:
-        """See :meth:`strategies.core.method.ClientContext.reference`."""
+        """Return the model's tensors as they were when training began."""
         return self.snapshot()
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """See :meth:`strategies.core.method.ClientContext.cached`."""
+        """Return what ``make()`` returned on the first call with ``name`` in this exchange."""
         if name not in self._cache:
             self._cache[name] = make()
         return self._cache[name]
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
-        """See :meth:`strategies.core.method.ClientContext.make_optimizer`."""
+        """Return the optimiser that ``train.optimizer`` names, with ``rate`` times the learning rate of this round."""
         rate, decay = rate * self.learning_rate, self.train.weight_decay
         if self.train.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
@@ -188,7 +193,7 @@ class LocalExchange:
         return generator(self.seed, *purpose, self.round, self.client.id)
 
     def prepare(self, images: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """See :meth:`strategies.core.method.ClientContext.prepare`."""
+        """Return uint8 images ``[B, 3, H, W]`` as model input: augmented with ``draws``, or as for testing."""
         augmentation = self.settings.data.augmentation
         if draws is None:
             return self._formatted(augmentation.test(images))
@@ -222,7 +227,12 @@ class LocalExchange:
 
     @torch.no_grad()
     def features(self, *, augmented: int = 0, training_mode: bool = False) -> tuple[Tensor, Tensor]:
-        """See :meth:`strategies.core.method.ClientContext.features`."""
+        """Return features ``[N, D]`` and labels ``[N]`` of the whole training split, without gradients.
+
+        Args:
+            augmented: average the features over this number of augmented views of each sample; 0 takes no view.
+            training_mode: shuffle the batches, normalise each with its own statistics, and update the running ones.
+        """
         known = None if augmented or training_mode else self._known_features(self.split)
         if known is not None:
             return known, self.split.labels
@@ -317,7 +327,7 @@ class LocalExchange:
 
     @property
     def batches_per_epoch(self) -> int:
-        """See :attr:`strategies.core.method.ClientContext.batches_per_epoch`."""
+        """Return the number of batches of one local epoch, at most ``train.local_steps``."""
         return len(self._split(torch.arange(len(self.split)), self.train.last_batch)[: self.settings.local_steps])
 
     def _split(self, order: Tensor, last: str) -> list[Tensor]:
@@ -376,12 +386,12 @@ class LocalExchange:
         return counter.result(len(split))
 
     def validate(self) -> Measured:
-        """See :meth:`strategies.core.method.ClientContext.validate`."""
+        """Score the model on the client's validation samples, or on its training samples if there are none."""
         split = self.split
         if self.validation is not None and len(self.validation):
             split = self.validation
-        found = self.score(split)
-        return Measured(found["count"], found["correct"], found["loss"])
+        score = self.score(split)
+        return Measured(score["count"], score["correct"], score["loss"])
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision == "float32":

@@ -23,6 +23,7 @@ from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overlays import Overlay
 from common.overrides import Override, Overrides, parse_overrides, quoted_override
 from common.round_settings import RoundSettings, TrainSettings
+from common.text import shell_line
 from common.versions import OURS
 
 CLASSES: Mapping[str, type] = {"train": TrainSettings, "rounds": RoundSettings}
@@ -64,9 +65,11 @@ class Composition:
         self.overrides = parse_overrides(overrides)
         for item in self.overrides:
             if item.several:
-                raise ConfigError(
-                    f"{item.text}: a run has one value of each setting; use sweep: goldfinch sweep {item.text}"
-                )
+                key, _, text = item.text.partition("=")
+                remedy = f"a value with a comma is quoted: {shell_line([quoted_override(key, text)])}"
+                if key != "output":
+                    remedy = f"use sweep: goldfinch sweep {item.text}; {remedy}"
+                raise ConfigError(f"{item.text}: a run has one value of each setting; {remedy}")
         if own is None:
             own = self.overrides
         trust_overrides(own)  # not a class that a tuned file names, which the user may not have written

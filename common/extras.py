@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from common.errors import ConfigError
@@ -67,6 +68,25 @@ def libraries_of(extra: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(f"{what} needs {error.name}: {install_command(extra)}") from error
+
+
+def hugging_face_datasets() -> Any:
+    """Return Hugging Face's ``datasets``.
+
+    Raises:
+        ConfigError: it is not installed, or a file of the user's has its name.
+    """
+    with libraries_of("table", "data=table"):
+        import datasets
+    if not hasattr(datasets, "Features"):
+        place = Path(str(datasets.__file__))
+        if place.name == "__init__.py":
+            place = place.parent
+        raise ConfigError(
+            f"data=table needs Hugging Face's datasets, and {place} has its name and is found first; rename it: "
+            f"{shlex.join(['mv', str(place), str(place.with_name(f'my_{place.name}'))])}"
+        )
+    return datasets
 
 
 def missing_library(error: ModuleNotFoundError) -> str | None:

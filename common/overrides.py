@@ -33,6 +33,16 @@ def quoted_override(key: str, value: object) -> str:
     return f"{key}='{quoted}'"
 
 
+def written_override(key: str, value: object) -> str:
+    """Return ``key=value``, or ``key=[value,...]`` of a list, quoted where Hydra needs it."""
+    if isinstance(value, list):
+        return f"{key}=[{','.join(written_override('', item).removeprefix('=') for item in value)}]"
+    number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?|nan|inf|null|true|false", str(value), re.IGNORECASE)
+    if re.fullmatch(r"[\w./-]+(:[\w.-]+)?", str(value), re.ASCII) and not number:  # which Hydra would make of a text
+        return f"{key}={value}"
+    return quoted_override(key, value)
+
+
 def escaped(text: str, letters: str = r"[^\x00-\x7f]") -> str:
     """Return ``text`` with some characters written as ``$u<number>$``.
 

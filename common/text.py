@@ -1,14 +1,15 @@
 """Text that people read: warnings, sizes, durations, counts, enumerations, lines for a shell, names of strangers."""
 
 import logging
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-FORMULA = ("=", "+", "-", "@")
-"""First characters of a cell that a spreadsheet would compute."""
+FORMULA = re.compile(r"[=@]|[+-](?!\d+(\.\d+)?\Z)")
+"""What a cell begins with that a spreadsheet would compute; a number with a sign is none."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,6 @@ def printable(text: str, keep: str = "") -> str:
             shown += character
         else:
             shown += character.encode("unicode_escape").decode()
-    if shown.startswith(FORMULA):
+    if FORMULA.match(shown):
         shown = f"'{shown}"
     return shown

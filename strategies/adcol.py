@@ -54,8 +54,8 @@ class ADCOL(SingleSet):
     The loss is cross-entropy + ``divergence * KL(uniform || softmax D(z))``; the server trains D to name the client of
     a feature. ``divergence=0`` is SingleSet.
 
-    No released code of the paper was found; this is the reading of FedPall's table. (FL-bench's port collects
-    features during the last epoch, keeps D in evaluation mode and averages the models as well.)
+    No released code of the paper was found; this method follows FedPall's table. (FL-bench's port collects features
+    during the last epoch, keeps D in evaluation mode and averages the models as well.)
 
     Payload: up, all features ``[N_k, D]``; down, the discriminator. Client state: the model. Scored on each client's
     own model. **Privacy: one raw feature vector per training sample leaves the device every round.** The server knows
@@ -77,7 +77,7 @@ class ADCOL(SingleSet):
 
     @property
     def takes_single(self) -> bool:
-        """Without the discriminator, whose batch normalisation needs two features or more."""
+        """Return whether there is no discriminator, whose batch normalisation needs two features or more."""
         return not self.divergence
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:

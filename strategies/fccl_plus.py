@@ -46,7 +46,7 @@ def nontarget_distillation(
     """Return ``T^2 sum_{c != y} q_c (log q_c - log p_c)``, mean over the batch.
 
     ``p, q`` are the softmax at ``temperature`` T of ``logits`` and of the previous model's ``teacher_logits`` (a
-    constant), both ``[B, K]``. Neither is normalised again over the non-target classes.
+    constant), both ``[B, K]``. The softmax is not normalised again over the non-target classes.
     """
     dtype = working_dtype(logits)
     student = torch.log_softmax(logits.to(dtype) / temperature, 1)
@@ -173,7 +173,7 @@ class FCCLPlus(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """False: a client keeps its own trained model, whatever the server makes of it."""
+        """Return False: a client keeps its own trained model, which the server's aggregate does not change."""
         return False
 
     # On the device, exchange "train"

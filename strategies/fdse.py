@@ -118,7 +118,7 @@ class FDSE(Averaging):
         return model
 
     def shared_names(self, model: nn.Module) -> set[str]:
-        """Everything but the running statistics of the erasers."""
+        """Return all names except those of the erasers' running statistics."""
         shared: set[str] = set()
         for name in model.state_dict():
             if not is_eraser(name) or name.endswith((".weight", ".bias")):
@@ -127,7 +127,7 @@ class FDSE(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """False: a client keeps its own trained model for its score."""
+        """Return False: a client keeps its own trained model for its score."""
         return False
 
     # ---- how it is scored ------------------------------------------------------------------------------------------
@@ -139,13 +139,13 @@ class FDSE(Averaging):
 
     @property
     def personal(self) -> bool:
-        """See ``scored``."""
+        """Return whether each client's own model is scored, with its eraser or as it was trained."""
         return self.adapts
 
     def adapt(self, local: ClientContext) -> None:
         """Install the client's mixed eraser, or the model that it trained last."""
         install_eraser(local)
-        install(local.model, under_prefix(TRAINED, local.kept))
+        install_tensors(local.model, under_prefix(TRAINED, local.kept))
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
@@ -154,13 +154,13 @@ class FDSE(Averaging):
         install_eraser(local)
 
     def _regularises(self, local: ClientContext) -> bool:
-        """The first round has no regulariser: the received statistics are those of an untrained network."""
+        """Return whether the regulariser applies: not in round 1, whose statistics are an untrained network's."""
         return self.split is not None and self.consistency > 0 and local.round > 1
 
     def compute(
         self, model: nn.Module, images: Tensor, local: ClientContext
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """Also give each layer's mean (and mean square) over positions before its last normalisation, by image."""
+        """Return also each layer's mean (and mean square) over positions before its last normalisation, by image."""
         if not model.training or not self._regularises(local):
             return super().compute(model, images, local)
         inputs: list[Tensor] = []
@@ -181,7 +181,7 @@ class FDSE(Averaging):
         return features, logits, extra
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy, and from round 2 the regulariser."""
+        """Return cross-entropy, and from round 2 the regulariser."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self._regularises(local):
             terms["consistency"] = self.consistency * self._regulariser(batch, local)
@@ -198,7 +198,7 @@ class FDSE(Averaging):
         return released_regulariser(means, received, one_pair, self.depth_growth, divergence=self.form == "kl")
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
-        """The model, without the erasers' running statistics."""
+        """Return the model without the erasers' running statistics."""
         kept: dict[str, Tensor] = {}
         if self.scored == "trained":
             shared = self.shared_names(local.model)
@@ -210,7 +210,7 @@ class FDSE(Averaging):
     # ---- on the server ---------------------------------------------------------------------------------------------
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """All clients start from the same eraser."""
+        """Return the initial state, in which all clients have the same eraser."""
         tables: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             if is_eraser(name):
@@ -218,7 +218,7 @@ class FDSE(Averaging):
         return GlobalState(weights, PrototypeSet.empty(server.feature_size), tables, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """The model and the erasers of all clients."""
+        """Return the model and the erasers of all clients."""
         return Download(state.weights, extra=state.extra)
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
@@ -266,7 +266,12 @@ class SplitLayer(nn.Module):
         if isinstance(layer, nn.Conv2d):
             self.channels = layer.out_channels
             width = math.ceil(self.channels / groups)
-            sizes = (pair(layer.kernel_size), pair(layer.stride), pair(layer.padding), pair(layer.dilation))
+            sizes = (
+                both_directions(layer.kernel_size),
+                both_directions(layer.stride),
+                both_directions(layer.padding),
+                both_directions(layer.dilation),
+            )
             self.extractor = nn.Conv2d(layer.in_channels, width, *sizes)
             self.eraser_norm: nn.Module = nn.BatchNorm2d(width)
             self.eraser = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
@@ -292,7 +297,7 @@ class SplitLayer(nn.Module):
         return joined + self.bias.view(-1, *[1] * (joined.ndim - 2))
 
 
-def pair(sizes: str | tuple[int, ...]) -> tuple[int, int]:
+def both_directions(sizes: str | tuple[int, ...]) -> tuple[int, int]:
     """Return a convolution's sizes for both directions."""
     assert not isinstance(sizes, str)
     return sizes[0], sizes[1]
@@ -318,7 +323,7 @@ def split_layers(module: nn.Module, groups: int) -> int:
 
 
 def is_splittable(layer: nn.Module, norm: nn.Module) -> bool:
-    """Whether ``norm`` is a batch normalisation of what ``layer`` computes."""
+    """Return whether ``norm`` is a batch normalisation of the output of ``layer``."""
     if not isinstance(norm, _BatchNorm):
         return False
     if isinstance(layer, nn.Conv2d):
@@ -334,17 +339,17 @@ def is_eraser(name: str) -> bool:
 
 def shared_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the batch normalisation behind each split layer by its name, in the order of the layers."""
-    found: dict[str, nn.Module] = {}
+    norms: dict[str, nn.Module] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
             parent = path.rpartition(".")[0]
             name = f"{parent}.{layer.norm}"
-            found[name] = model.get_submodule(name)
-    return found
+            norms[name] = model.get_submodule(name)
+    return norms
 
 
 @torch.no_grad()
-def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def install_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy named tensors into the model's state."""
     state = model.state_dict()
     for name, tensor in tensors.items():
@@ -356,7 +361,7 @@ def install_eraser(local: ClientContext) -> None:
     own: dict[str, Tensor] = {}
     for name, table in under_prefix(ERASERS, local.extra).items():
         own[name] = table[local.client.index]
-    install(local.model, own)
+    install_tensors(local.model, own)
 
 
 # ---- its regulariser -------------------------------------------------------------------------------------------------
@@ -394,10 +399,10 @@ class Running:
 
 def received_statistics(local: ClientContext) -> list[Statistics]:
     """Return the running statistics behind each split layer as received: global means and variances."""
-    found: list[Statistics] = []
+    statistics: list[Statistics] = []
     for name in shared_norms(local.model):
-        found.append(Statistics(local.weights[f"{name}.running_mean"], local.weights[f"{name}.running_var"]))
-    return found
+        statistics.append(Statistics(local.weights[f"{name}.running_mean"], local.weights[f"{name}.running_var"]))
+    return statistics
 
 
 def depth_weights(count: int, growth: float, like: Tensor) -> Tensor:
@@ -518,8 +523,8 @@ def consensus_step(before: Tensor, sent: Sequence[Tensor]) -> Tensor:
 def min_norm_point(gram: Tensor) -> Tensor:
     """Return the weights of the shortest vector in the convex hull of n vectors: ``[n]`` >= 0, of sum 1.
 
-    Wolfe's algorithm ("Finding the nearest point in a polytope", 1976) on the vectors' inner products. It ends after a
-    finite number of steps; where several weights give the shortest vector, one of them is returned.
+    Wolfe's algorithm ("Finding the nearest point in a polytope", 1976) on the vectors' inner products. The algorithm
+    ends after a finite number of steps. If several weights give the shortest vector, one of them is returned.
 
     Args:
         gram: ``[n, n]`` float64, positive semi-definite.

@@ -20,7 +20,7 @@ from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phas
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
 Game = Literal["paper", "released", "released_pacs"]
-"""What generator and discriminator play for; see ``fidelity``."""
+"""The game of generator and discriminator; see ``fidelity``."""
 
 
 CONDITION = 0.6
@@ -89,11 +89,11 @@ class FedADG(Averaging):
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """Return all names except those of the discriminator."""
-        return set(filter(outside(DISCRIMINATOR), model.state_dict()))
+        return set(filter(outside_nets(DISCRIMINATOR), model.state_dict()))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         """Return two phases: cross-entropy, then the adversarial epochs; the run's optimiser moves the network only."""
-        network = outside(GENERATOR, DISCRIMINATOR)
+        network = outside_nets(GENERATOR, DISCRIMINATOR)
         adversarial = Phase(self.adversarial_epochs, network)
         if not self.adversarial_epochs:
             return (Phase(epochs, network),)
@@ -149,7 +149,7 @@ def least_squares_generator(scores: Tensor) -> Tensor:
     return (1.0 - scores.to(working_dtype(scores))).square().mean()
 
 
-def outside(*nets: str) -> Callable[[str], bool]:
+def outside_nets(*nets: str) -> Callable[[str], bool]:
     """Return a function that tells whether the tensor with a name belongs to none of ``nets``."""
     return lambda name: not name.startswith(tuple(f"{net}." for net in nets))
 

@@ -62,19 +62,19 @@ class FedAPC(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """The method's own pass over augmented views, or the features that training sees."""
+        """Return the pass that makes prototypes: the method's own over augmented views, or training itself."""
         if self.multi_view:
             return "last_epoch_running"
         return "own"
 
     @property
     def multi_view(self) -> bool:
-        """See ``reading``."""
+        """Return whether training classifies the mean feature of several views (``reading=views``)."""
         return self.reading == "views"
 
     @property
     def augments(self) -> bool:
-        """See ``reading``."""
+        """Return whether training batches are augmented: not with ``reading=raw_training``."""
         return self.reading != "raw_training"
 
     def compute(

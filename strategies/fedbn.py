@@ -48,7 +48,7 @@ class FedBN(FedAvg):
 
     @property
     def adapts(self) -> bool:
-        """See ``refresh_statistics``."""
+        """Return whether the running statistics are estimated again before each score."""
         return self.refresh_statistics
 
     def adapt(self, local: ClientContext) -> None:

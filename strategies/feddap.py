@@ -30,7 +30,7 @@ ROW_DOMAINS = "row_domains"
 
 
 FUSION_TEMPERATURE = 0.001
-"""Of the softmax that fuses the means of a domain's clients, as the released code calls it (its signature has 0.1).
+"""Temperature of the softmax that fuses the means of a domain's clients, as the released code calls it (default: 0.1).
 
 The most central client decides as soon as sums of cosines differ by 0.005.
 """
@@ -73,7 +73,7 @@ class FedDAP(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """See ``prototype_mode``."""
+        """Return the pass in which prototypes are made, as ``prototype_mode`` names it."""
         return self.prototype_mode
 
     # ---- on the device ---------------------------------------------------------------------------------------------
@@ -139,7 +139,8 @@ class FedDAP(Averaging):
 def domain_number(domain: str) -> int:
     """Return the number of a domain in ``row_domains``, in 0 .. 2^63 - 1.
 
-    It is a hash of the name. Server and devices compute it alone, and it stays the same when further domains join.
+    The number is a hash of the name. Server and devices compute it without a message, and the number stays the same
+    when further domains join.
     """
     return derive(0, "domain", domain)
 
@@ -185,10 +186,10 @@ def chosen_rows(prototypes: PrototypeSet, chosen: Tensor) -> PrototypeSet:
 
 def named_rows(prototypes: PrototypeSet, row_domains: Tensor) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
     """Return vector and weight of each row by (class, number of the domain)."""
-    found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     for row, (label, domain) in enumerate(zip(prototypes.labels.tolist(), row_domains.tolist(), strict=True)):
-        found[label, domain] = (prototypes.vectors[row], prototypes.weights[row])
-    return found
+        rows[label, domain] = (prototypes.vectors[row], prototypes.weights[row])
+    return rows
 
 
 def ordered_rows(
@@ -203,5 +204,5 @@ def ordered_rows(
         labels.append(label)
         domains.append(domain)
         vectors[row], weights[row] = rows[label, domain]
-    found = PrototypeSet(vectors, torch.tensor(labels, dtype=torch.int64), weights)
-    return found, torch.tensor(domains, dtype=torch.int64)
+    prototypes = PrototypeSet(vectors, torch.tensor(labels, dtype=torch.int64), weights)
+    return prototypes, torch.tensor(domains, dtype=torch.int64)

@@ -141,7 +141,7 @@ class FedDGGA(Averaging):
             for update in updates:
                 shares.append(float(memory[SHARES][update.client.index]))
             states = [update.weights for update in updates]
-            weights = server.aggregation.combine(states, capped(shares, server.largest_share))
+            weights = server.aggregation.combine(states, capped_shares(shares, server.largest_share))
         else:
             weights = self.average(updates, server)
         return replace(state, weights=weights, extra={**state.extra, **memory})
@@ -215,14 +215,14 @@ class FedDGGA(Averaging):
         return {index: share * factor for index, share in after.items()}
 
 
-def capped(shares: Sequence[float], largest_share: float) -> list[float]:
-    """Return the shares, none above ``largest_share`` of their sum; all the same if no share is left then.
+def capped_shares(shares: Sequence[float], largest_share: float) -> list[float]:
+    """Return the shares, each at most ``largest_share`` of their sum; equal shares if all would be 0.
 
     Args:
         shares: >= 0, not normalised.
         largest_share: see :func:`~strategies.core.aggregation.cap_shares`.
     """
-    found = cap_shares(shares, largest_share)
-    if not sum(found):
-        return [1.0] * len(found)
-    return found
+    limited = cap_shares(shares, largest_share)
+    if not sum(limited):
+        return [1.0] * len(limited)
+    return limited

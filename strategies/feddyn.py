@@ -21,7 +21,7 @@ CLIENT_PREFIX = "lambda/"
 """Prefix of ``lambda_k``, the gradient of a client's own loss at its last solution, among the tensors that it keeps."""
 
 SERVER_PREFIX = "h/"
-"""Prefix of ``h``, the mean of what all clients have moved so far times ``-alpha``, among the server's tensors."""
+"""Prefix of ``h``, the mean of all clients' moves so far times ``-alpha``, among the server's tensors."""
 
 SCORED_PREFIX = "scored/"
 """Prefix of the mean model's parameters in a download."""
@@ -34,16 +34,16 @@ class FedDyn(Averaging):
     """Cross-entropy ``- <lambda_k, w> + (alpha / 2) ||w - w^t||^2``, so that local and global optima agree.
 
     After training ``lambda_k <- lambda_k - alpha (w_k - w^t)``; the server keeps ``h <- h - (alpha / C) sum_S (w_k -
-    w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). Both terms are applied as gradients. All clients
-    have the same alpha, as printed; the authors' code multiplies it by ``mean N / N_k``. ``alpha=0`` with
+    w^t)`` and sets ``w^{t+1} = mean_S w_k - h / alpha`` (Algorithm 1). The two terms are applied as gradients. All
+    clients have the same alpha, as printed; the authors' code multiplies it by ``mean N / N_k``. ``alpha=0`` with
     ``weighting=samples`` is FedAvg.
 
     The FedDyn rows of FPL's tables come from code that builds the regulariser from the global net's parameters, with no
     effect on the local ones, and has no h: those rows are FedAvg (``alpha=0 weighting=samples``), not this method.
 
-    Devices score the mean of the last participants' models, never ``w^{t+1}``, which h pushes beyond it. So do the
-    authors: their published numbers are of the mean (their code calls the other the cloud model and only trains from
-    it). The mean is ``w^{t+1} + h / alpha``.
+    Devices score the mean of the last participants' models, never ``w^{t+1}``, which h pushes beyond it. The authors
+    also publish the scores of the mean; their code calls ``w^{t+1}`` the cloud model and only trains from it. The mean
+    is ``w^{t+1} + h / alpha``.
 
     Payload: the model's state both ways; where the mean is scored, its parameters too, down, in rounds that score.
     Client state: lambda, the size of the parameters. Server state: h.
@@ -70,12 +70,12 @@ class FedDyn(Averaging):
 
     @property
     def scores_own_training(self) -> bool:
-        """False: the mean was received, so its score reveals nothing about the client's own training data."""
+        """Return False: the mean was received, so its score reveals nothing about the client's own training data."""
         return False
 
     @property
     def keeps_step(self) -> bool:
-        """Yes: ``h`` is the mean of the lambda_k only if the server counts what each client sent."""
+        """Return True: ``h`` is the mean of the lambda_k only if the server counts what each client sent."""
         return self.alpha > 0
 
     def adapt(self, local: ClientContext) -> None:
@@ -178,7 +178,8 @@ def server_step(
 def clients_mean(state: GlobalState, alpha: float) -> dict[str, Tensor]:
     """Return ``w^t + h / alpha``: the mean of the last participants' models, before :func:`server_step`.
 
-    It is exact but for one rounding to the weights' own type, and needs no second copy of the model on the server.
+    The mean is exact but for one rounding to the weights' own type, and needs no second copy of the model on the
+    server.
 
     Args:
         state: after any round, or the initial one, where h is 0.

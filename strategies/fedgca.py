@@ -125,8 +125,9 @@ def attention(model: nn.Module, maps: Tensor, labels: Tensor) -> Tensor:
 def multi_view_consistency(local: Tensor, global_: Tensor, form: Literal["bce", "kl"] = "bce") -> Tensor:
     """Return FedGCA Eq. 2: every view's distribution held to the mean over the views of both models.
 
-    The sum over views, averaged over the batch. The mean is a constant target; the paper does not define this. Used
-    twice: over classes (CP) and, with ``form="kl"``, over the pixels of class activation maps (CAM).
+    The result is the sum over views, averaged over the batch. The mean is a constant target; the paper does not define
+    this. The loss uses the function twice: over classes (CP) and, with ``form="kl"``, over the pixels of class
+    activation maps (CAM).
 
     Args:
         local: ``[V, B, K]`` probabilities of the model in training, one slice per view.

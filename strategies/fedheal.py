@@ -14,10 +14,10 @@ from strategies.parts.heal import Heal
 class FedHEAL(Heal):
     """FedAvg in which clients send consistent updates alone, and count by how far they move.
 
-    The device leaves out the elements of its update that change sign from round to round. They would otherwise outweigh
-    the updates of the clients to which these elements matter. The clients that move farthest are those of the domains
-    that the model fits least. They get a larger share, so that no domain dominates.
-    :class:`~strategies.parts.heal.Heal` has the formulas and the options. Equal to FedAvg bit for bit at
+    The device leaves out the elements of its update that change sign from round to round. Such elements would otherwise
+    outweigh the updates of the clients to which they matter. The clients that move farthest belong to the domains that
+    the model fits least. These clients get a larger share, so that no domain dominates.
+    :class:`~strategies.parts.heal.Heal` has the formulas and the options. The method equals FedAvg bit for bit at
     ``threshold=-1 momentum=0 weighting=samples``.
 
     Formulas and defaults are those of the released code, which stops in round 1 because its history is ``None``; here

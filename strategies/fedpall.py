@@ -91,12 +91,12 @@ class FedPall(SingleSet):
 
     @property
     def takes_single(self) -> bool:
-        """Without the amplifier, whose batch normalisation needs two features or more."""
+        """Return whether there is no amplifier, whose batch normalisation needs two features or more."""
         return not self.divergence
 
     @property
     def scored_at(self) -> str:
-        """After training, before the next classifier."""
+        """Return ``mix``: clients score after training, before they take over the next classifier."""
         return "mix"
 
     def begin(self, local: ClientContext) -> None:
@@ -199,7 +199,7 @@ class FedPall(SingleSet):
         return UploadSpec(weights=False, extra=rows)
 
     def inspect(self, update: Update, server: ServerContext) -> None:
-        """The labels are as many of each class as the client registered."""
+        """Check that the upload has as many labels of each class as the client registered."""
         labels = update.extra.get("labels")
         if labels is not None:
             known = labels[(labels >= 0) & (labels < server.class_count)]

@@ -61,9 +61,9 @@ class FedPLCC(SentClusters):
             fraction=self.fraction,
             weighted=self.weighted,
         )
-        found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted)
-        terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.alignment}
-        return Losses(terms, value + found.total)
+        losses = prototype_losses(batch.features, batch.labels, local.prototypes, wanted)
+        terms = {"cross_entropy": value, "contrast": losses.contrast, "correction": losses.alignment}
+        return Losses(terms, value + losses.total)
 
     def aggregate_prototypes(
         self,

@@ -55,6 +55,6 @@ class FedPLVM(SentClusters):
             alpha=self.alpha,
         )
         means = local.cached("means", lambda: unbiased_prototypes(local.prototypes))
-        found = prototype_losses(batch.features, batch.labels, local.prototypes, wanted, class_rows=means)
-        terms = {"cross_entropy": value, "contrast": found.contrast, "correction": found.cosine_square}
-        return Losses(terms, value + found.total)
+        losses = prototype_losses(batch.features, batch.labels, local.prototypes, wanted, class_rows=means)
+        terms = {"cross_entropy": value, "contrast": losses.contrast, "correction": losses.cosine_square}
+        return Losses(terms, value + losses.total)

@@ -52,12 +52,12 @@ class FedProc(Averaging):
 
     @property
     def scheduled(self) -> bool:
-        """``a_t`` runs over all rounds."""
+        """Return True: the weight ``a_t`` depends on the number of rounds."""
         return True
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """See ``prototype_mode``."""
+        """Return the pass in which prototypes are made, as ``prototype_mode`` names it."""
         return self.prototype_mode
 
     def cross_entropy_weight(self, round_number: int, rounds: int, any_prototypes: bool) -> float:

@@ -63,7 +63,7 @@ class FedProto(Averaging):
 
     @property
     def personal(self) -> bool:
-        """Without averaging each client has a model of its own."""
+        """Return whether each client has a model of its own: models are not averaged."""
         return not self.aggregate_models
 
     def shared_names(self, model: nn.Module) -> set[str]:
@@ -74,7 +74,7 @@ class FedProto(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """See ``prototype_mode``."""
+        """Return the pass in which prototypes are made, as ``prototype_mode`` names it."""
         return self.prototype_mode
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:

@@ -54,7 +54,7 @@ class FedSAM(Method):
 
 @torch.no_grad()
 def ascend(model: nn.Module, rho: float) -> list[tuple[nn.Parameter, Tensor]]:
-    """Move ``w`` to ``w + rho g / ||g||``; the parameters that moved, with copies of where they were."""
+    """Move ``w`` to ``w + rho g / ||g||``; return the moved parameters with copies of their old values."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not gradients:
         return []

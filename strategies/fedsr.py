@@ -124,7 +124,7 @@ def gaussian_class_divergence(
 ) -> Tensor:
     """Return FedSR's CMI: ``KL(N(C m, (C s)^2) || N(r_m, r_s^2))`` to the label's Gaussian, mean over B.
 
-    Summed over the D dimensions.
+    The divergence is summed over the D dimensions.
 
     Args:
         mean: ``[B, D]`` of the features' Gaussians.
@@ -146,7 +146,7 @@ def gaussian_class_divergence(
 
 
 class GaussianLayer(nn.Module):
-    """A Gaussian per image: one linear layer ``D -> 2 Z``. Its halves are the mean and, by softplus, the deviation.
+    """A Gaussian per image: one linear layer ``D -> 2 Z`` gives the mean and, by softplus, the deviation.
 
     FedSR (Nguyen et al., NeurIPS 2022): ``p(z | x) = N(mean(x), diag(deviation(x)^2))``.
     """
@@ -225,8 +225,8 @@ def sample(mean: Tensor, deviation: Tensor, generator: torch.Generator) -> Tenso
 class ClassGaussians(nn.Module):
     """FedSR's learned reference Gaussian of every class, and the scale of features against it. Local to a client.
 
-    All positive quantities are softplus of a free parameter, so their logarithms exist. They start as in the released
-    code: means 0, deviations softplus(1), scale 1 (there a free number that may turn negative).
+    All positive quantities are softplus of a free parameter, so their logarithms exist. The parameters start as in the
+    released code: means 0, deviations softplus(1), scale 1 (there a free number that may turn negative).
     """
 
     def __init__(self, class_count: int, latent_size: int) -> None:

@@ -46,7 +46,7 @@ class FPL(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """See ``prototype_mode``."""
+        """Return the pass in which prototypes are made, as ``prototype_mode`` names it."""
         return self.prototype_mode
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
@@ -60,9 +60,9 @@ class FPL(Averaging):
             mse=self.consistency,
             temperature=self.temperature,
         )
-        found = prototype_losses(batch.features, batch.labels, rows, wanted, class_rows=targets)
-        terms = {"cross_entropy": value, "contrast": found.contrast, "consistency": found.mse}
-        return Losses(terms, value + found.total)
+        losses = prototype_losses(batch.features, batch.labels, rows, wanted, class_rows=targets)
+        terms = {"cross_entropy": value, "contrast": losses.contrast, "consistency": losses.mse}
+        return Losses(terms, value + losses.total)
 
     def _rows(self, clusters: PrototypeSet) -> tuple[PrototypeSet, PrototypeSet]:
         """Return the prototypes that CPCL contrasts with, and those that UPCR pulls towards."""

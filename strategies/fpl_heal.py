@@ -19,7 +19,7 @@ class FPLHeal(Heal, FPL):
     """FPL with models averaged as FedHEAL does: consistent updates, and shares by how far clients move.
 
     Loss and prototypes are FPL's, with its options; mask and shares are those of :class:`~strategies.parts.heal.Heal`.
-    Prototypes are neither masked nor weighted. Equal to FPL bit for bit at ``threshold=-1 momentum=0
+    Prototypes are neither masked nor weighted. The method equals FPL bit for bit at ``threshold=-1 momentum=0
     weighting=samples``, and to FedAvg with ``contrast=consistency=0`` besides.
 
     Payload: that of FPL, and up one bit per floating-point element of the model. Client state: one count per element

@@ -44,8 +44,8 @@ class I2PFL(Averaging):
     features. ``contrast=alignment=0`` is FedAvg. With ``alignment=0 reweight=false smoothing=0`` the loss is FPL's at
     ``clusters=global consistency=0 prototype_mode=post_eval``.
 
-    Of the paper the abstract and introduction were read, and no code was found. Formulas are those of other people's
-    reading notes; docs/methods.md says which readings were taken.
+    Only the abstract and the introduction of the paper could be read, and no code was found. The formulas come from
+    other people's reading notes; docs/methods.md says which readings were taken.
 
     Payload: the model's state, and one vector and count per class, both ways. Client state: none. Server state: the
     smoothed prototypes.
@@ -72,11 +72,11 @@ class I2PFL(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """A pass after local training."""
+        """Return ``post_eval``: a pass after local training."""
         return "post_eval"
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
-        """Cross-entropy + GPCL + APA; without GPCL before there are prototypes."""
+        """Return cross-entropy + GPCL + APA; without GPCL before there are prototypes."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
             contrast = prototype_contrast(batch.features, batch.labels, local.prototypes, temperature=self.temperature)
@@ -92,7 +92,7 @@ class I2PFL(Averaging):
     def aggregate_prototypes(
         self, state: GlobalState, updates: Sequence[Update], server: ServerContext
     ) -> PrototypeSet:
-        """The reweighted mean of each class, smoothed; a class that no client reported keeps its prototype."""
+        """Return the reweighted mean of each class, smoothed; a class that no client reported keeps its prototype."""
         sets = [update.prototypes for update in updates]
         if self.reweight:
             means = reweighted_means(PrototypeSet.concatenate(sets), server.largest_share)

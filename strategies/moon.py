@@ -47,7 +47,7 @@ class MOON(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """False: a client keeps its own trained model, whatever the server makes of it."""
+        """Return False: a client keeps its own trained model, which the server's aggregate does not change."""
         return False
 
     def loss(self, batch: Batch, local: ClientContext) -> Losses:
@@ -81,8 +81,8 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
     Args:
         features: ``[B, D]`` of the model in training.
         positive: ``[B, D]`` of the global model; a constant.
-        negative: ``[B, D]`` of the client's previous model; a constant. Equal to ``positive``, the loss is log 2 with
-            gradient exactly 0.
+        negative: ``[B, D]`` of the client's previous model; a constant. If it equals ``positive``, the loss is log 2
+            with gradient exactly 0.
         temperature: > 0.
     """
     if temperature <= 0:

@@ -45,7 +45,7 @@ class PerFedAvg(Method):
 
     @property
     def adapts(self) -> bool:
-        """See ``adapt_steps``."""
+        """Return whether the model takes gradient steps before each score."""
         return self.adapt_steps > 0
 
     def adapt(self, local: ClientContext) -> None:

@@ -16,8 +16,8 @@ class Pooled(Method):
     """One client holds the training samples of all clients, and trains one model on them by cross-entropy.
 
     **Same steps:** an epoch passes once over all samples, so each sample is seen ``train.rounds * train.epochs`` times,
-    as in a federation in which every client takes part in every round. These are as many steps of the same batch size
-    as all clients take together; clients' short last batches are joined. With ``train.local_steps`` an epoch has that
+    as in a federation in which every client takes part in every round. The number of steps of the same batch size is
+    that of all clients together; clients' short last batches are joined. With ``train.local_steps`` an epoch has that
     number of steps for each client of the protocol. As on every client, each round begins with a new optimiser.
 
     Scored on the test images of all domains, as every row of the table. Validation samples are those of all clients,

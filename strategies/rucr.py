@@ -69,7 +69,7 @@ class RUCR(Method):
 
     @property
     def keeps_step(self) -> bool:
-        """False: a client keeps synthetic features until the next exchange."""
+        """Return False: a client keeps synthetic features until the next exchange."""
         return False
 
     @property

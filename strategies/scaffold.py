@@ -50,11 +50,11 @@ def effective_steps(steps: int, momentum: float) -> float:
 class SCAFFOLD(Averaging):
     """Local steps along ``g - c_k + c``, which removes the client's drift; ``control=0`` is FedAvg.
 
-    With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps
-    ``w <- w + server_learning_rate mean_S (w_k - w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1).
-    Buffers are averaged. The paper has plain SGD; with momentum K is replaced by :func:`effective_steps`, without
-    which control variates are too large by up to ten (momentum 0.9) and training diverges. Equal to FedAvg bit for bit
-    at ``control=0 weighting=samples``.
+    With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps ``w <-
+    w + server_learning_rate mean_S (w_k - w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1). Buffers
+    are averaged. The paper has plain SGD; with momentum K is replaced by :func:`effective_steps`, without which control
+    variates are too large by up to ten (momentum 0.9) and training diverges. The method equals FedAvg bit for bit at
+    ``control=0 weighting=samples``.
 
     Payload: the model's state and one tensor per parameter (c, or the change of c_k), both ways. Client state: c_k.
     Server state: c.
@@ -73,7 +73,7 @@ class SCAFFOLD(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """Yes: ``c`` is the mean of the c_k only if the server counts what each client sent."""
+        """Return True: ``c`` is the mean of the c_k only if the server counts what each client sent."""
         return self.control > 0
 
     def edit_gradients(self, local: ClientContext) -> None:

@@ -1,9 +1,9 @@
 """The resident trainer: ``python -m client.resident SOCKET NODE STARTED CONFIGURATION IDLE``, started by its callers.
 
-It listens before it imports torch, so that a caller can send its tensors meanwhile. It works on one question at a
-time, always in the main thread, which keeps net and data. It ends when its SuperNode has ended, when a caller with
-other code or another configuration asks it to, and after a time without a question. It also ends when the caller that
-it works for has ended: the answer has no reader, and a client's state is written atomically.
+The trainer listens before it imports torch, so that a caller can send its tensors meanwhile. The main thread keeps net
+and data, and works on one question at a time. The trainer ends when its SuperNode has ended, when a caller with other
+code or another configuration asks it to, and after a time without a question. The trainer also ends when the caller
+that it works for has ended: nobody would read the answer, and a client's state is written atomically.
 """
 
 import contextlib

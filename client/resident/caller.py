@@ -90,7 +90,7 @@ class Caller:
         return None
 
     def _is_usable(self, connection: Connection, process_id: int) -> bool:
-        """Return whether the trainer has this code and configuration. One that has not is ended.
+        """Return whether the trainer has this code and configuration; end a trainer that does not.
 
         A trainer that does not complete its identity within ``START_SECONDS`` is killed, which ends the connection.
 

@@ -125,7 +125,7 @@ def send_header(connection: Connection, header: Mapping[str, Any]) -> None:
     """Send a JSON object.
 
     Raises:
-        PayloadError: it, or the tensors that its ``sizes`` name, are larger than the other side accepts.
+        PayloadError: the object, or the tensors that its ``sizes`` name, are larger than the other side accepts.
         OSError: the other side closed the connection.
     """
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -34,16 +34,16 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether the process still runs. A zombie does not."""
-        return process(self.pid) == self
+        return running_process(self.pid) == self
 
 
-def process(pid: int) -> Process | None:
+def running_process(pid: int) -> Process | None:
     """Return the running process ``pid``, or ``None`` if there is none."""
     try:
-        found = psutil.Process(pid)
-        with found.oneshot():
-            ended = found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            return None if ended else Process(pid, round(100 * (found.create_time() - psutil.boot_time())))
+        running = psutil.Process(pid)
+        with running.oneshot():
+            ended = running.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return None if ended else Process(pid, round(100 * (running.create_time() - psutil.boot_time())))
     except psutil.Error:
         return None
 
@@ -64,8 +64,8 @@ def of_node() -> Process | None:
     if not any(Path(word).name == "flower-superexec" for word in words[:3]):
         return None
     with contextlib.suppress(ValueError, IndexError):
-        return process(int(words[words.index("--parent-pid") + 1]))
-    return process(parent)
+        return running_process(int(words[words.index("--parent-pid") + 1]))
+    return running_process(parent)
 
 
 def socket_of(node: Process) -> Path:
@@ -97,8 +97,8 @@ def socket_of(node: Process) -> Path:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()  # not stat: any user can put a link into the folder for temporary files
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.lstat()  # not stat: any user can put a link into the folder for temporary files
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise OSError(f"{folder} is not a folder that only this user can enter (mode 0700); remove it")
 
 

@@ -5,7 +5,7 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from common.data.image_files import check_within, decode_image, image_files
 from common.errors import DataError
 from common.extras import libraries_of
+from common.regular_files import kind_of_file
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -28,34 +29,9 @@ def existing(directory: Path, names: Iterable[str]) -> Path | None:
 def damaged(path: Path, reason: object) -> DataError:
     """Return the error for a file that is not of the expected format, with what its first bytes say that it is."""
     kind = kind_of_file(path)
-    if kind:
+    if kind and "compressed" not in kind:
         return DataError(f"{path} is {kind}")
     return DataError(f"{path} is damaged ({reason}); fetch it again")
-
-
-STARTS: Mapping[bytes, str] = {
-    b"MATLAB 7.3": "a MATLAB 7.3 file, and only earlier ones are read: in MATLAB, load it and save(file,'X','y','-v7')",
-    b"PK\x03\x04": "a ZIP archive: unpack it there",
-    b"version https://git-lfs": "only a reference to a file of Git LFS: fetch the file itself (git lfs pull)",
-    b"<!DOCTYPE": "a web page, so the download failed: fetch it again",
-    b"<html": "a web page, so the download failed: fetch it again",
-}
-"""Beginnings of files that are no damaged files of the wanted kind: what they are, and what to do."""
-
-
-def kind_of_file(path: Path) -> str:
-    """Return what a file is by its first bytes, and what to do; empty if nothing is known of them."""
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(32)
-    except OSError:
-        return ""
-    if not start:
-        return "empty: fetch it again"
-    for beginning, kind in STARTS.items():
-        if start.lower().startswith(beginning.lower()):
-            return kind
-    return ""
 
 
 def decompressed(path: Path) -> bytes:

@@ -1,28 +1,39 @@
 """The user's own images: every directory of class folders is a domain."""
 
-from collections import Counter
-from collections.abc import Sequence
+import glob
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from common.config import checked
+from common.config import check, checked
 from common.data.domain import DATA_VARIABLE, Domain, ImageSize, search_roots
-from common.data.image_files import (
-    HEIF_SUFFIXES,
-    SUFFIXES,
-    class_folders,
-    image_files,
-    is_image,
-    without_duplicates,
-)
+from common.data.image_files import without_duplicates
 from common.data.image_folders import Files, read_images
-from common.data.layouts import bases, directories, has_parts, part_folders
-from common.data.names import name_key, split_of
-from common.data.own_images import OwnImages, leading
+from common.data.layouts import (
+    ANY,
+    bases,
+    directories,
+    has_parts,
+    images_below,
+    layout_advice,
+    loose_images,
+    not_read,
+    nothing_read,
+    roles_of,
+    with_images,
+)
+from common.data.names import name_key, split_of, unfit
+from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
-from common.extras import install_command
-from common.text import warn_once
+from common.overrides import written_override
+from common.text import printable, shell_line, warn_once
+
+MAX_SHOWN = 5
+"""Names in one message."""
+
+Placed = tuple[Path, str, str]
+"""An image with the word of its split, or an empty text, and the name of its class."""
 
 
 @checked
@@ -31,18 +42,29 @@ class Folder(OwnImages):
 
     As a node's data-dir, the root may also be the domain's own directory. A root with train and test folders is one
     domain. Without such folders the leading ``train_fraction`` of each class, by file name, is train. A domain may lack
-    a class: it has no samples of it. Words of splits (:data:`~common.data.names.SPLIT_WORDS`) count in any case.
+    a class: it has no samples of it. Words of splits (:func:`~common.data.names.split_of`) count in any case. Hidden
+    folders and those of systems are not read.
 
     Attributes:
-        domains: names of the domains; empty: all directories under ``root``, which must then be set.
+        domains: names of the domains; empty: all directories with images under ``root``, which must then be set.
         classes: names of the class folders.
+        path: what the folders from the root to the images are, such as ``split/domain/class`` or ``domain/any/class``;
+            the root is one domain without ``domain``, and a last ``any`` stands for any number of folders. Empty:
+            ``domain/class`` or ``domain/split/class``, by what is there.
     """
 
     name: ClassVar[str] = "folder"
 
     image_size: ImageSize = 32
+    path: str = ""
 
     def __post_init__(self) -> None:
+        roles = self.path.split("/")
+        known = set(roles) <= {"domain", "split", "class", ANY} and roles.count("class") == 1
+        known = known and roles.count("domain") < 2 and roles.count("split") < 2
+        check(not self.path or known, f"path: {self.path!r} must be domain, split, class and {ANY} with / between them")
+        for name in self.classes:
+            check(not name.startswith("."), f"classes: {name!r} is a hidden folder, which is not read; rename it")
         if not self.domains:
             if self.root is None or not Path(self.root).expanduser().is_dir():
                 state = "does not exist"
@@ -52,19 +74,50 @@ class Folder(OwnImages):
                     "name the domains (data.domains=[a,b]), or set data.root to a directory that holds one directory "
                     f"per domain; data.root={self.root} {state}"
                 )
-            root = Path(self.root).expanduser().absolute()
-            found = tuple(path.name for path in directories(root))
-            if has_parts(root):  # train/ and test/ of one domain are no two domains
-                found = (root.name,)
-            object.__setattr__(self, "domains", found)
+            object.__setattr__(self, "domains", self._found_domains(Path(self.root).expanduser().absolute()))
         super().__post_init__()
+
+    def _found_domains(self, root: Path) -> tuple[str, ...]:
+        """Return the names of the folders with images, and say which folders with or without images are not read."""
+        if "domain" not in (self.path or "domain").split("/"):
+            return (root.name,)
+        found = with_images(root)
+        if not self.path and has_parts(root):
+            if others := [folder.name for folder in found if not split_of(folder.name)]:
+                one = written_override("data.domains", [root.name])
+                raise DataError(
+                    f"folder: {root} holds train and test images, and {some_of(others, 3)}: data.path=domain/class "
+                    f"reads each as a domain; {one} reads the splits of one domain, and counts the others"
+                )
+            return (root.name,)
+        if not found:
+            raise DataError(f"folder: {nothing_read(root)}")
+        if self.path:
+            names: set[str] = set()
+            for place in {path.parent for path in images_below(root)}:
+                if roles := roles_of(place.relative_to(root).parts, self.path):
+                    self._check_names(place, root, self.path)
+                    names.add(roles["domain"])
+            return tuple(sorted(names)) or tuple(folder.name for folder in found)
+        for folder in found:
+            check_name("domain", folder, root)
+        _warn_of(root, not_read(root, deep=False))
+        if loose := loose_images(root):
+            _warn_of(root, [f"{len(loose)} images in no folder of a domain, such as {loose[0].name}"])
+        grids = {tuple(inside.name for inside in directories(folder) if loose_images(inside)) for folder in found}
+        if len(found) > 1 and len(grids) == 1 and () not in grids:
+            warn_once(
+                f"folder: {root}: domains are {some_of([folder.name for folder in found], MAX_SHOWN)}, and classes, in "
+                f"each of them, {some_of(list(*grids), MAX_SHOWN)}; data.path=class/domain if it is the other way round"
+            )
+        return tuple(folder.name for folder in found)
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """``classes``, or the sorted union of the class folders of all domains.
 
         Raises:
-            DataError: ``classes`` is empty, and a domain is not under the root or has an empty class folder.
+            DataError: ``classes`` is empty, and a domain is not under the root or holds images in no class folder.
         """
         if self.classes:
             return self.classes
@@ -78,28 +131,18 @@ class Folder(OwnImages):
             )
         found: dict[str, Path] = {}
         for domain in self.domains:
-            directory = Path(root) / domain
-            if _is_one_domain(Path(root), domain):
-                directory = Path(root)
+            directory = self._place(Path(root), domain)
             if not directory.is_dir():
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
                     f"{_domains_near(domain, Path(root))}. Put it there, or name the classes (data.classes=[a,b]) so "
                     "that every device agrees on the labels"
                 )
-            for name, place in self._classes_in(directory).items():
-                found.setdefault(name, place)
+            for path, _, name in self._placed(directory, domain, Path(root)):
+                found.setdefault(name, path.parent)
         if not found:
             raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
         return self.sorted_classes(found)
-
-    def _classes_in(self, directory: Path) -> dict[str, Path]:
-        """Return the names of a domain's classes, each with the place where it was found first."""
-        found: dict[str, Path] = {}
-        for base in bases(directory):
-            for folder in directories(base):
-                found.setdefault(_class_name(folder), folder)
-        return found
 
     def layout(self) -> str:
         """See :meth:`DataSource.layout`."""
@@ -108,17 +151,26 @@ class Folder(OwnImages):
             "folders of save_to_disk are data=table."
         )
 
+    # ---- where a domain is -------------------------------------------------------------------------------------------
+
+    def _place(self, root: Path, domain: str) -> Path:
+        """Return the folder that holds a domain's images: its own, or the root if that is the only one or holds all."""
+        if self.path and not self.path.startswith("domain/"):
+            return root
+        if not self.path and root.name == domain and not (root / domain).is_dir() and root.is_dir() and has_parts(root):
+            return root
+        return root / domain
+
     def directory(self, domain: str) -> Path:
-        """Return ``<root>/<domain>``; the root itself if it holds train and test folders and nothing names domains.
+        """Return ``<root>/<domain>``; the root itself if it is the only domain, or if ``path`` says that it holds all.
 
         Raises:
             DataError: it does not exist.
         """
         (root,) = search_roots(self, ())
-        if (root / domain).is_dir():
-            return root / domain
-        if _is_one_domain(root, domain):
-            return root
+        found = self._place(root, domain)
+        if found.is_dir():
+            return found
         remedy = f"{_domains_near(domain, root)}. {self.layout()}"
         if root.name == domain or self._is_a_domain(root):
             remedy = f"{root} is the folder of one domain: give the folder above it, {root.parent}"
@@ -143,14 +195,26 @@ class Folder(OwnImages):
 
     def _is_a_domain(self, root: Path) -> bool:
         """Return whether ``root`` holds what a domain's folder does: known class folders."""
-        for base in bases(root):
-            if any(path.name in self.classes for path in directories(base)):
+        pattern = self._pattern(root)
+        for path in images_below(root):
+            roles = roles_of(path.relative_to(root).parts[:-1], pattern)
+            if roles and roles["class"] in self.classes:
                 return True
         return False
+
+    def _pattern(self, directory: Path) -> str:
+        """Return what the folders from a domain's own folder to its images are."""
+        if self.path:
+            return "/".join(role for role in self.path.split("/") if role != "domain")
+        if bases(directory) == [directory]:
+            return "class"
+        return "split/class"
 
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`."""
         self.directory(domain)
+
+    # ---- what is in it -----------------------------------------------------------------------------------------------
 
     def _read(self, domain: str) -> Domain:
         return self._read_from(self.directory(domain), domain)
@@ -159,40 +223,64 @@ class Folder(OwnImages):
         return self._read_from(self.own_directory(domain), domain)
 
     def _read_from(self, directory: Path, domain: str) -> Domain:
-        train, test = self._in_class_folders(directory)
+        root = Path(self.root or directory)
+        every: dict[str, Files] = {}
+        for path, split, name in self._placed(directory, domain, root):
+            if name not in self.class_names:
+                raise DataError(f"folder: {path.parent} is not one of data.classes; {nearest(name, self.class_names)}")
+            every.setdefault(split, []).append((path, self.class_names.index(name)))
+        parts = bases(directory)
+        apart: list[Path] = []
+        if not self.path and parts != [directory]:
+            apart = [folder for folder in directories(directory) if folder not in parts]
+        _warn_of(directory, not_read(directory, apart))
+        for files in every.values():
+            files.sort(key=lambda item: (item[1], item[0]))
+        train, test = self.divided(str(directory), every)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
         self.check_parts(domain, directory, train, test)
         return read_images(domain, train, test, self.image_size, directory, self.reading)
 
-    def _in_class_folders(self, directory: Path) -> tuple[Files, Files]:
-        """Return the train and test files of class folders, and warn of files that are not read."""
-        self._check_folders(directory)
-        _warn_of_skipped(directory)
-        _warn_of_unread(directory)
-        train_folder, test_folder = part_folders(directory)
-        if train_folder is None or test_folder is None:
-            return leading(class_folders(directory, self.class_names, exact=True), self.train_fraction)
-        train = class_folders(train_folder, self.class_names, exact=True)
-        return train, class_folders(test_folder, self.class_names, exact=True)
+    def _placed(self, directory: Path, domain: str, root: Path) -> Iterator[Placed]:
+        """Yield the images of a domain, each with its split and its class."""
+        whole = directory == root and "domain" in self.path.split("/")  # the images of all domains are in it
+        pattern = self._pattern(directory)
+        if whole and any(roles_of(path.relative_to(root).parts[:-1], self.path) for path in images_below(root)):
+            pattern = self.path
+        start, parts = directory, bases(directory)
+        places = [directory] if self.path or parts == [directory] else [directory, *parts]
+        for number, place in enumerate(places):
+            below: Sequence[Path] | Iterator[Path] = images_below(place)
+            if len(places) > 1 and number == 0:
+                below = loose_images(place)  # of other folders beside those of splits, none is read
+            for path in below:
+                names = path.relative_to(start).parts[:-1]
+                roles = roles_of(names, pattern)
+                if not roles:
+                    raise self._misplaced(path, names, directory, root)
+                if roles.get("domain", domain) == domain:
+                    self._check_names(path.parent, start, pattern)
+                    yield path, roles.get("split", ""), roles["class"]
 
-    def _check_folders(self, directory: Path) -> None:
-        """Check that all images of a domain lie directly in folders of the known classes.
+    def _check_names(self, place: Path, start: Path, pattern: str) -> None:
+        """Check the names of the folders from ``start`` to a folder of images."""
+        for name, role in zip(place.relative_to(start).parts, pattern.split("/"), strict=False):
+            start = start / name
+            if role in ("domain", "class"):
+                check_name(role, start, Path(self.root or start.parent))
 
-        Raises:
-            DataError: an image lies elsewhere; the message names it or its folder.
-        """
-        class_names = self.class_names
-        for base in dict.fromkeys([directory, *bases(directory)]):
-            if loose := image_files(base):
-                raise DataError(f"folder: {loose[0]} lies in no class folder; move it into one, or take it out")
-        for base in bases(directory):
-            for folder in directories(base):
-                if folder.name in class_names:
-                    _class_name(folder)
-                elif image_files(folder):
-                    close = nearest(folder.name, class_names)
-                    raise DataError(f"folder: {folder} is not one of data.classes; {close}")
+    def _misplaced(self, path: Path, names: Sequence[str], directory: Path, root: Path) -> DataError:
+        """Return the error of an image that lies otherwise than the others should, or than ``path`` says."""
+        inside = None
+        if directory == root and not self.path and not has_parts(root):  # on a device
+            root, inside = directory.parent, directory
+        where = f"does not lie as data.path={self.path} says"
+        if not self.path:
+            where = "lies in no class folder"
+            if level := self._pattern(directory).count("/") + 1 < len(names):
+                where = f"lies deeper than its class folder {path.parents[len(names) - level]}"
+        return DataError(f"folder: {path} {where}; {layout_advice(root, inside, self.path)}")
 
 
 def _domains_near(domain: str, root: Path) -> str:
@@ -202,77 +290,22 @@ def _domains_near(domain: str, root: Path) -> str:
     return nearest(domain, [path.name for path in directories(root)])
 
 
-def _class_name(folder: Path) -> str:
-    """Return the name of a class folder.
+def check_name(kind: str, folder: Path, root: Path) -> None:
+    """Refuse a folder whose name cannot be that of a domain or a class.
 
     Raises:
-        DataError: the folder has no images, or has some in folders below it.
+        DataError: it cannot; the message has the command that renames all of that name under ``root``.
     """
-    for below in directories(folder):
-        if deeper := min(filter(is_image, below.rglob("*")), default=None):
-            raise DataError(f"folder: {deeper} lies deeper than its class folder {folder}; move such images up into it")
-    if not any(map(is_image, folder.iterdir())):
-        kinds = ", ".join(sorted(SUFFIXES))
-        skipped = _skipped([folder])
-        others = ""
-        if skipped:
-            others = f", but {skipped}"
-        raise DataError(f"folder: class folder {folder} has no images ({kinds}){others}; put some there, or remove it")
-    return folder.name
+    if reason := unfit(kind, folder.name):
+        bare = printable(folder.name.lstrip("=+-@ ")).replace("\\", "_") or kind
+        if unfit(kind, bare):
+            bare += "_"
+        same = [place for place in sorted(root.rglob(glob.escape(folder.name))) if place.is_dir()] or [folder]
+        command = " && ".join(shell_line(["mv", "-n", place, place.with_name(bare)]) for place in reversed(same))
+        raise DataError(f"folder: {printable(str(folder))}: the name of a {kind} {reason}; rename it: {command}")
 
 
-def _warn_of_skipped(directory: Path) -> None:
-    """Log how many files of each suffix are not read in a domain's class folders."""
-    folders: list[Path] = []
-    for base in bases(directory):
-        folders += directories(base)
-    skipped = _skipped(folders)
-    if skipped:
-        warn_once(f"folder: {directory}: not read: {skipped}; {', '.join(sorted(SUFFIXES))} are")
-
-
-def _warn_of_unread(directory: Path) -> None:
-    """Log which folders next to a domain's train and test folders are not read, with the number of their images.
-
-    A folder of validation images that is read as that of the test images is logged too.
-    """
-    parts = bases(directory)
-    if parts == [directory]:
-        return
-    _, test = part_folders(directory)
-    if test is not None and split_of(test.name) == "validation":
-        warn_once(f"folder: {directory}: there are no test images, so those of {test.name}/ are scored")
-    unread: list[str] = []
-    for folder in directories(directory):
-        if folder not in parts:
-            count = sum(map(is_image, folder.rglob("*")))
-            unread.append(f"{folder.name}/ ({count} images)")
-    if unread:
-        read = " and ".join(f"{base.name}/" for base in parts)
-        warn_once(
-            f"folder: {directory}: not read: {some_of(unread, 5)}; only {read} are. Move images there that are to be "
-            "trained on or scored"
-        )
-
-
-def _skipped(folders: Sequence[Path]) -> str:
-    """Return the files that are not images by their suffix, counted: "12 .heic (convert them to JPEG), 1 .txt"."""
-    counts: Counter[str] = Counter()
-    for folder in folders:
-        for path in folder.iterdir():
-            if path.is_file() and not path.name.startswith(".") and not is_image(path):
-                counts[path.suffix.lower() or "without a suffix"] += 1
-    parts: list[str] = []
-    for suffix, count in sorted(counts.items()):
-        hint = ""
-        if suffix in HEIF_SUFFIXES:
-            hint = f" ({install_command('heif')} reads them, or convert them to JPEG)"
-        elif suffix == ".avif":
-            hint = " (convert them to JPEG)"
-        parts.append(f"{count} {suffix}{hint}")
-    return ", ".join(parts)
-
-
-def _is_one_domain(root: Path, domain: str) -> bool:
-    """Return whether the root is itself the only domain: it has that name, and folders of train and test images."""
-    return root.name == domain and not (root / domain).is_dir() and root.is_dir() and has_parts(root)
+def _warn_of(place: Path, found: Sequence[str]) -> None:
+    """Log what in a folder is not read."""
+    if found:
+        warn_once(f"folder: {place}: not read: {some_of(found, MAX_SHOWN)}")

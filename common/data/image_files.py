@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,22 +15,36 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
-from PIL.TiffImagePlugin import TiffImageFile
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from torch import Tensor
 
 from common.data.cache import cached, file_state
 from common.data.names import normal_name
-from common.data.value_ranges import Remark, check_remarks, extrema_of, remark_on
+from common.data.value_ranges import (
+    BLOCK_ROWS,
+    FINITE,
+    Remark,
+    check_remarks,
+    ends_of,
+    has_numbers,
+    image_values,
+    on_files,
+    remark_on,
+)
 from common.errors import DataError, some_of
+from common.extras import install_command
+from common.regular_files import kind_of_file
 from common.text import warn_once
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+"""Suffixes of images. A file of another suffix, or of none, is an image by its first bytes; see :func:`is_image`."""
+
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
 
-HEIF_SUFFIXES = frozenset({".heic", ".heif"})
-"""Suffixes of the images that phones take, which are read where pillow-heif is installed (the extra ``heif``)."""
+BY_CONTENT = frozenset({"a PNG image", "a JPEG image", "a GIF image", "a WEBP image"})
+"""Kinds of :data:`STARTS` that are images whatever their suffix. Cameras' raw files begin as TIFF files do."""
 
 Resize = Literal["squash", "crop", "pad"]
 """How an image becomes a square. ``squash`` changes its proportions. ``crop`` keeps the centre of the longer side.
@@ -60,18 +75,12 @@ TIFF_COMPRESSIONS = frozenset({
 TILE_SIZES = (322, 323)
 """TIFF tags with the width and the height of a tile. A tile is decoded whole, also if it is larger than the image."""
 
-BLOCK_ROWS = 256
-"""Rows of a 16-bit image that are scaled to 8 bits at a time."""
-
-BYTES, WORDS = (0.0, 255.0), (0.0, 65535.0)
-"""Black and white of images with 8 bits and of those with 16, unless :class:`Reading` says otherwise."""
-
 MAX_LISTED = 20
 """Files that one message names."""
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 3  # raise when decoding changes
+_VERSION = 4  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -95,11 +104,16 @@ def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether the file name is that of an image; hidden files, such as those of macOS, are not images."""
+    """Return whether a file is an image: by its suffix, or by its first bytes; hidden files are not images."""
     if path.name.startswith("."):
         return False
-    suffix = path.suffix.lower()
-    return suffix in SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
+    return path.suffix.lower() in SUFFIXES or is_image_inside(path)
+
+
+def is_image_inside(path: Path) -> bool:
+    """Return whether a file's first bytes are those of an image that is decoded here; of no TIFF."""
+    kind = kind_of_file(path)
+    return kind in BY_CONTENT or (kind == "a HEIF image" and reads_heif())
 
 
 @lru_cache(maxsize=1)
@@ -121,45 +135,36 @@ def formats() -> tuple[str, ...]:
 
 
 def image_files(directory: Path) -> list[Path]:
-    """Return the image files directly in ``directory``, sorted by name; hidden files are left out."""
-    return sorted(filter(is_image, directory.iterdir()))
+    """Return the files with a suffix of images directly in ``directory``, sorted by name; hidden files are left out."""
+    found: list[Path] = []
+    for path in directory.iterdir():
+        if not path.name.startswith(".") and path.suffix.lower() in SUFFIXES:
+            found.append(path)
+    return sorted(found)
 
 
 def class_folders(
-    directory: Path,
-    class_names: Sequence[str],
-    *,
-    aliases: Mapping[str, Sequence[str]] | None = None,
-    exact: bool = False,
+    directory: Path, class_names: Sequence[str], aliases: Mapping[str, Sequence[str]]
 ) -> list[tuple[Path, int]]:
-    """Return the image files of class folders with their labels, in the order of the classes, then of the file names.
+    """Return the image files of a published set's class folders with their labels, by class, then by file name.
 
     Args:
-        directory: holds one folder per class.
+        directory: holds one folder per class. Case and separators of names are ignored.
         class_names: the label is the index into them.
         aliases: other names that the folder of a class may have.
-        exact: folder names must equal the class names, and a class may be absent: for users' own folders, of which the
-            class names are. Otherwise case and separators are ignored, and every class must be present.
 
     Raises:
-        DataError: not ``exact``, and a class folder is missing or empty, or several folders are of one class.
+        DataError: a class folder is missing or empty, or several folders are of one class.
     """
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(class_names):
-        folder: Path | None = directory / name
-        if exact and not (directory / name).is_dir():
-            folder = None
-        if not exact:
-            folder = subdirectory(directory, (name, *(aliases or {}).get(name, ())))
-        files: list[Path] = []
-        if folder is not None:
-            files = image_files(folder)
-        if not exact and folder is None:
+        folder = subdirectory(directory, (name, *aliases.get(name, ())))
+        if folder is None:
             raise DataError(f"class folder {directory / name} is missing; put that class's images there")
-        if not exact and not files:
+        files = image_files(folder)
+        if not files:
             raise DataError(f"class folder {folder} has no images; put that class's images there")
-        for path in files:
-            found.append((path, label))
+        found += [(path, label) for path in files]
     return found
 
 
@@ -257,14 +262,14 @@ def decode(files: Sequence[Path], image_size: int, base: Path, reading: Reading)
     """
     check_within(files, base)
     key: list[str | int] = [_VERSION, image_size, str(base), repr(reading)]
-    missing: list[str] = []
+    missing: list[BrokenImageError] = []
     for path in files:
         try:
             key += [str(path.relative_to(base)), *file_state(path)]
         except OSError as error:
-            missing.append(f"image {path} cannot be read ({error.strerror}); restore it or unlist it")
+            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): restore it or unlist it"))
     if missing:
-        raise DataError(_listed(missing))
+        raise _listed(missing, len(files))
     names = [str(path) for path in files]
     return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
 
@@ -285,21 +290,21 @@ def decode_each(
     """
     images = np.empty((len(sources), image_size, image_size, 3), dtype=np.uint8)
 
-    def put(index: int) -> Remark | str:
+    def put(index: int) -> Remark | BrokenImageError:
         source = sources[index]
         try:
             images[index], remark = _decode(_opened(source), image_size, names[index], reading)
-        except DataError as error:
-            return str(error)
+        except BrokenImageError as error:
+            return error
         return remark
 
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         outcomes = list(pool.map(put, range(len(sources))))
-    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    broken = [outcome for outcome in outcomes if isinstance(outcome, BrokenImageError)]
     if broken and not reading.skip_broken:
-        raise DataError(_listed(broken))
-    kept = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, str)]
-    warning = check_remarks([outcome for outcome in outcomes if not isinstance(outcome, str)])
+        raise _listed(broken, len(sources))
+    kept = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Remark)]
+    warning = check_remarks([outcome for outcome in outcomes if isinstance(outcome, Remark)], reading.value_range)
     tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
     if broken:
         tensor = tensor[kept]
@@ -326,11 +331,35 @@ def _opened(source: Path | bytes) -> Path | BinaryIO:
     return source
 
 
-def _listed(problems: Sequence[str]) -> str:
-    """Return all problems of a domain in one line, since some records keep only the first line of an error."""
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems):,} files are not images that can be read: {some_of(problems, MAX_LISTED)}"
+class BrokenImageError(DataError):
+    """A file that cannot be read as an image.
+
+    Args:
+        name: what messages call it.
+        reason: what is wrong, and what helps.
+        program: a Python program that mends such files, for :func:`~.value_ranges.on_files`; empty if there is none.
+    """
+
+    def __init__(self, name: str, reason: str, program: str = "") -> None:
+        self.name, self.reason, self.program = name, reason, program
+        super().__init__(f"image {name} {reason}; {_advice([self], 2)}")
+
+
+def _advice(broken: Sequence[BrokenImageError], total: int) -> str:
+    advice = "replace what is broken, or take it out"
+    if len(broken) < total:
+        advice += "; data.broken=skip (of data=folder and data=table) leaves it out"
+    if names := [each.name for each in broken if each.program]:
+        return f"write numbers in their place ({on_files(broken[0].program or FINITE, names)}), {advice}"
+    return advice
+
+
+def _listed(broken: Sequence[BrokenImageError], total: int) -> DataError:
+    """Return the error of the broken of all files, in one line, since some records keep only the first line."""
+    if len(broken) == 1:
+        return broken[0]
+    problems = some_of([f"image {each.name} {each.reason}" for each in broken], MAX_LISTED)
+    return DataError(f"{len(broken):,} files are not images that can be read: {problems}; {_advice(broken, total)}")
 
 
 def decode_image(source: Path | BinaryIO, image_size: int, name: str, reading: Reading | None = None) -> np.ndarray:
@@ -364,11 +393,36 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
             _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
                 ImageOps.exif_transpose(image, in_place=True)
-                extrema = extrema_of(image)
+                try:
+                    values = image_values(image)
+                except ValueError as error:
+                    raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
                 read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))
-                return read, remark_on(image, extrema, read, name, ranged=bool(reading.value_range))
+                return read, remark_on(image, values, read, name, reading.value_range)
+    except UnidentifiedImageError as error:
+        raise BrokenImageError(name, f"cannot be decoded ({_what_it_is(source)})") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"image {name} cannot be decoded ({error}); replace it, or take it out") from error
+        raise BrokenImageError(name, f"cannot be decoded ({error})") from error
+
+
+def _what_it_is(source: Path | BinaryIO) -> str:
+    """Return what a file is that no decoder knows, by its first bytes and, of a TIFF, by its tags."""
+    if not isinstance(source, Path):
+        return "cannot identify image file"
+    kind = kind_of_file(source)
+    if kind == "a HEIF image":
+        kind += f": {install_command('heif')} reads it"
+    if kind:
+        return f"it is {kind}"
+    try:
+        with source.open("rb") as stream:
+            tags = ImageFileDirectory_v2(stream.read(8))
+            stream.seek(tags.next)
+            tags.load(stream)
+        bands, bits = tags.get(277, 1), tags.get(258, (1,))
+        return f"it is a TIFF of {bands} bands of {bits[0]} bits: save those that show the image as RGB, or one as grey"
+    except (OSError, ValueError, SyntaxError, struct.error, TypeError, IndexError):
+        return "cannot identify image file"
 
 
 def _seek(image: TiffImageFile, page: int) -> None:
@@ -389,11 +443,7 @@ def square(image: Image.Image, size: int, resize: Resize) -> Image.Image:
 
 
 def _check_size(image: Image.Image) -> None:
-    """Check what an image's header declares, before pixels are decoded.
-
-    Raises:
-        OSError: it has too many pixels, too large tiles, or a compression that is not decoded.
-    """
+    """Check what an image's header declares, before pixels are decoded."""
     if image.width * image.height > MAX_PIXELS:
         raise OSError(f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are decoded")
     if not isinstance(image, TiffImageFile):
@@ -407,14 +457,7 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _check_work(image: Image.Image, source: Path | BinaryIO) -> None:
-    """Check how much there is to decode in relation to the file.
-
-    A limit on the time would refuse an image on a slow device and take it on a fast one. Limits on the work bound the
-    time as well, and all devices agree.
-
-    Raises:
-        OSError: a large image is far larger than its file, or a JPEG has too many scans.
-    """
+    """Check how much there is to decode in relation to the file."""
     if isinstance(source, Path):
         with source.open("rb") as stream:
             _check_stream(image, stream)
@@ -448,21 +491,15 @@ def _scans(stream: BinaryIO) -> int:
 
 
 def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
-    """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255.
-
-    By default these are the ends of the file's type. (Pillow would clip 16-bit images at 255.)
-    """
-    ends = value_range or BYTES
-    if image.mode.startswith("I") and not value_range:
-        ends = WORDS
-    low, high = ends
+    """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255."""
+    low, high = ends_of(image.mode, value_range)
 
     def scale(block: np.ndarray) -> np.ndarray:
         return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
 
-    if image.mode.startswith(("I", "F")):
+    if has_numbers(image.mode):
         return _in_blocks(image, scale)
-    if ends == BYTES:
+    if (low, high) == ends_of(image.mode, ()):
         return image.convert("RGB")
     table = scale(np.arange(256)).astype(np.uint8).tolist()
     return image.convert("RGB").point(3 * table)

@@ -18,9 +18,10 @@ from common.data.image_files import (
     subdirectory,
     without_duplicates,
 )
-from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders, written_override
+from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
+from common.overrides import written_override
 
 SEPARATED = re.compile(r"\.\w+\s*([;,])\s*\d+$")
 """A line of a list in which a semicolon or a comma is between file and label."""
@@ -145,11 +146,7 @@ class ImageFolders(DataSource):
         return f"{advice}. {self.layout()}".removeprefix(". ")
 
     def _check_classes(self, directory: Path) -> None:
-        """Check that a domain's directory holds the class folders: with lists any of them, otherwise all.
-
-        Raises:
-            DataError: it does not; the message says what it holds and what helps.
-        """
+        """Check that a domain's directory holds the class folders: with lists any of them, otherwise all."""
         missing = [name for name in self.class_names if subdirectory(directory, self._class_names(name)) is None]
         if not missing or (self.split == "lists" and len(missing) < len(self.class_names)):
             return
@@ -233,7 +230,7 @@ class ImageFolders(DataSource):
         if self.split == "lists":
             train_list, test_list = self.lists(directory, domain)
             return self._listed(directory, domain, train_list), self._listed(directory, domain, test_list)
-        files = class_folders(directory, self.class_names, aliases=self.class_aliases)
+        files = class_folders(directory, self.class_names, self.class_aliases)
         if self.split == "index_rule":
             return index_rule(files)
         return per_class_fraction(files, self.train_fraction, self.rounding)

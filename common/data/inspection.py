@@ -77,8 +77,7 @@ def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = Fa
         if sliver := sliver_of(domain.train.images.numpy()):
             low, high = sliver
             warn_once(
-                f"{source.name}: the training images of {domain.name} have only values {low} to {high} of 0 to 255; "
-                "data=folder data.range=[LOW,HIGH] scales them"
+                f"{source.name}: the training images of {domain.name} have only values {low} to {high} of 0 to 255"
             )
     by_content = _places(domains)
     several = [places for places in by_content.values() if len(places) > 1]

@@ -7,22 +7,15 @@ from collections.abc import Iterable, Mapping
 from common.errors import ConfigError
 from common.text import printable
 
-SPLIT_WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("train", "training", "trn"), "train"),
-    **dict.fromkeys(("test", "testing", "tst"), "test"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation", "crossval"), "validation"),
+SPLITS: Mapping[str, str] = {
+    "train": r"trn|train(ing)?",
+    "test": r"tst|test(ing)?",
+    "validation": r"val(id(ation)?)?|dev|eval(uation)?|crossval",
 }
-"""Words of splits by :func:`name_key`, and the split that each means."""
+"""The splits, and the spellings of the word for each, in lower case."""
 
-SPLIT_COLUMNS = frozenset({"split", "splits", "set", "subset", "partition", "phase", "usage", "fold"})
-"""Names of a column of splits, by :func:`name_key`."""
-
-SPLIT_FLAGS: Mapping[str, str] = {
-    **dict.fromkeys(("is_train", "train", "is_training", "training"), "train"),
-    **dict.fromkeys(("is_test", "test"), "test"),
-    **dict.fromkeys(("is_val", "is_valid", "val", "is_validation"), "validation"),
-}
-"""Names of a column that says yes or no, by :func:`name_key`, and the split of the rows that say yes."""
+FILLERS = frozenset({"is", "for", "in", "set", "split", "data", "images", "imgs", "files"})
+"""Words beside that of a split which say no more than it does: ``training_set``, ``is_test``, ``Train-Images``."""
 
 YES, NO = frozenset({"1", "true", "yes", "y", "t"}), frozenset({"0", "false", "no", "n", "f"})
 
@@ -54,9 +47,19 @@ def normal_name(name: str) -> str:
     return "".join(letter for letter in name_key(name) if letter.isalnum())
 
 
-def split_of(word: str) -> str:
-    """Return ``train``, ``test`` or ``validation`` for a word of a split; empty for any other."""
-    return SPLIT_WORDS.get(name_key(word), "")
+def split_of(name: str) -> str:
+    """Return ``train``, ``test`` or ``validation`` for a name that says no more than a split; empty for any other.
+
+    >>> split_of("Training_Set"), split_of("val2017"), split_of("test tube")
+    ('train', 'validation', '')
+    """
+    words = [word for word in re.findall(r"[^\W\d_]+", name_key(name)) if word not in FILLERS]
+    if len(words) != 1:
+        return ""
+    for split, spellings in SPLITS.items():
+        if re.fullmatch(f"({spellings})(set)?", words[0]):
+            return split
+    return ""
 
 
 def coinciding(names: Iterable[str]) -> tuple[str, str] | None:
@@ -84,11 +87,19 @@ def check_names(kind: str, names: Iterable[str]) -> None:
         ConfigError: a name cannot be shown, or is that of another column.
     """
     for name in names:
-        shown = printable(name)
-        if shown != name:
+        if reason := unfit(kind, name):
             raise ConfigError(
-                f"{kind} {shown[:100]}: its name has characters that cannot be printed, or begins like a spreadsheet's "
-                "formula; rename its folder, or its entries in the list"
+                f"{kind} {printable(name)[:100]}: its name {reason}; rename its folder, or its entries in the list"
             )
-        if kind == "domain" and name in RESERVED:
-            raise ConfigError(f"a domain is called {name!r}, as a column of every table is; rename it")
+
+
+def unfit(kind: str, name: str) -> str:
+    """Return why a name cannot be that of a domain or a class; empty if it can."""
+    shown = printable(name)
+    if shown == f"'{name}":
+        return f"begins with {name[0]}, as a spreadsheet's formula does"
+    if shown != name:
+        return "has characters that cannot be printed"
+    if kind == "domain" and name in RESERVED:
+        return "is that of a column of every table"
+    return ""

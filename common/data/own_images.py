@@ -7,8 +7,9 @@ from common.config import Count, Fraction, Names, check, checked
 from common.data.domain import DataSource, Duplicates
 from common.data.image_files import Reading, Resize
 from common.data.image_folders import Files, dropping, per_class_fraction
-from common.data.names import coinciding
+from common.data.names import coinciding, split_of
 from common.errors import DataError, nearest
+from common.text import warn_once
 
 
 @checked
@@ -96,6 +97,39 @@ class OwnImages(DataSource):
         if name not in self.class_names:
             raise DataError(f"{self.name}: {place}: {name!r} is no class; {nearest(name, self.class_names)}")
         return self.class_names.index(name)
+
+    def divided(self, place: str, every: Mapping[str, Files]) -> tuple[Files, Files]:
+        """Return the train and the test images of a domain's images by the word of their split.
+
+        Images without one, or of a single split, are divided by ``train_fraction``.
+
+        Raises:
+            DataError: some have a split and others none.
+        """
+        by_split: dict[str, Files] = {}
+        for word, files in every.items():
+            by_split.setdefault(split_of(word) or word, []).extend(files)
+        if len(by_split) == 1:
+            ((word, files),) = by_split.items()
+            if word:
+                warn_once(
+                    f"{self.name}: {place}: all images are of {word}, so a share of each class is held out to score"
+                )
+            return leading(sorted(files), self.train_fraction)
+        if "" in by_split:
+            raise DataError(
+                f"{self.name}: {place}: {len(by_split[''])} rows have no split; give every row one, or none"
+            )
+        scored = "test"
+        validation = len(by_split.get("validation", ()))
+        if validation and scored in by_split:
+            warn_once(f"{self.name}: {place}: {validation} validation images are not read, since it has test images")
+        elif validation:
+            warn_once(
+                f"{self.name}: {place}: there are no test images, so the {validation} validation images are scored"
+            )
+            scored = "validation"
+        return by_split.get("train", []), by_split.get(scored, [])
 
     def check_parts(self, domain: str, place: object, train: Files, test: Files) -> None:
         """Check that a domain has images of both splits.

@@ -354,11 +354,7 @@ class Dirichlet(Protocol):
         return torch.cat(chosen).sort().values
 
     def _drawn(self, domain: Domain, seed: int) -> tuple[list[Tensor], list[np.ndarray]]:
-        """Return each class's samples in random order, and where each client's part begins and ends in it.
-
-        Raises:
-            DataError: there are too few samples, or no draw gives each client enough.
-        """
+        """Return each class's samples in random order, and where each client's part begins and ends in it."""
         order = self._order(domain, seed)[: self.samples]
         _check_enough(domain, len(order), self.client_count, self.least)
         labels = domain.train.labels[order]
@@ -405,11 +401,7 @@ class Skewed(Protocol):
         return parts[client.index].sort().values
 
     def _parts(self, domain: Domain, seed: int) -> list[Tensor]:
-        """Return the samples of each client.
-
-        Raises:
-            DataError: there are too few samples or classes, or no draw gives each client enough.
-        """
+        """Return the samples of each client."""
         order = self._order(domain, seed)[: self.samples]
         _check_enough(domain, len(order), self.client_count, self.least)
         labels = domain.train.labels[order]
@@ -426,13 +418,7 @@ class Skewed(Protocol):
         return _divided(groups, cuts, self.client_count)
 
     def _class_cuts(self, domain: Domain, classes: Sequence[Tensor], draws: np.random.Generator) -> list[np.ndarray]:
-        """Return the cuts of each class among its holders.
-
-        Classes are dealt in a random order, one after the other, so that none has two holders more than another.
-
-        Raises:
-            DataError: the domain has fewer classes, or a client gets fewer than ``least`` samples.
-        """
+        """Return the cuts of each class among its holders."""
         if len(classes) < self.classes_each:
             raise DataError(f"{domain.name} has {len(classes)} classes; set protocol.classes_each to at most as many")
         holders: list[list[int]] = [[] for _ in classes]
@@ -470,11 +456,7 @@ def _divided(groups: Sequence[Tensor], cuts: Sequence[np.ndarray], clients: int)
 def _drawn_cuts(
     domain: Domain, groups: Sequence[Tensor], draws: np.random.Generator, alpha: float, clients: int, least: int
 ) -> list[np.ndarray]:
-    """Return the cuts of each group of samples, drawn again until each client has ``least`` samples in all.
-
-    Raises:
-        DataError: a thousand draws did not.
-    """
+    """Return the cuts of each group of samples, drawn again until each client has ``least`` samples in all."""
     for _ in range(1000):
         cuts: list[np.ndarray] = []
         sizes = np.zeros(clients, dtype=np.int64)
@@ -557,13 +539,7 @@ def test_subset(split: Split, samples: int | None, domain: str) -> Split:
 
 
 def _once(domain: Domain, key: str, make: Callable[[], T]) -> T:
-    """Return what ``make`` returns, computed once for all clients of a domain instead of once for each.
-
-    Args:
-        domain: the domain that keeps it.
-        key: names the protocol's settings and the seed that the result depends on.
-        make: computes it.
-    """
+    """Return what ``make`` returns, computed once for all clients of a domain instead of once for each."""
     if key not in domain.partitions:
         domain.partitions[key] = make()
     found: T = domain.partitions[key]
@@ -571,10 +547,7 @@ def _once(domain: Domain, key: str, make: Callable[[], T]) -> T:
 
 
 def _with_every_class(parts: list[Tensor], free: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return ``parts`` after exchanging samples until each part has every class, as far as the samples suffice.
-
-    A part exchanges with ``free`` first, then with parts that have two samples of the class.
-    """
+    """Return ``parts`` after exchanging samples until each part has every class, as far as the samples suffice."""
     pool = free.tolist()
     held = [part.tolist() for part in parts]
     label_of = labels.tolist()

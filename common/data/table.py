@@ -12,11 +12,25 @@ from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
 from common.data.image_files import check_within, decode_each, kept_images, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
-from common.data.names import NO, SPLIT_FLAGS, YES, coinciding, name_key, split_of
-from common.data.own_images import OwnImages, leading
-from common.data.table_files import HUB_NAME, MAX_CELL, Columns, OpenTable, Row, encoded_images, is_table, open_table
+from common.data.names import NO, YES, coinciding, name_key, split_of
+from common.data.own_images import OwnImages
+from common.data.table_files import (
+    HUB_NAME,
+    MAX_CELL,
+    Columns,
+    OpenTable,
+    Row,
+    encoded_images,
+    is_table,
+    open_table,
+    sites_in,
+)
 from common.errors import DataError, nearest
-from common.text import warn_once
+from common.overrides import written_override
+from common.text import shell_line, warn_once
+
+MAX_ABOVE = 5
+"""Folders above a table that its paths may be relative to."""
 
 _VERSION = 1  # raise when decoding changes
 
@@ -36,11 +50,11 @@ class Table(OwnImages):
     Attributes:
         domains: names of the domains; empty: all of the table, or all folders under ``root`` that hold one.
         path: the table, below ``root``; without a root, a path or a name of the Hub. Empty: the folder itself.
-        image: column of the images, or of their paths, which are relative to the table's folder; empty: the one of that
-            kind or name.
+        image: column of the images, or of their paths, which are relative to the table's folder; empty: the one that
+            holds such cells.
         label: column of the classes; likewise.
-        domain: column of the domains; likewise, or none.
-        split: column of the splits, or of yes and no for ``is_train``; likewise, or none.
+        domain: column of the domains; likewise, or ``none``.
+        split: column of the splits; likewise, or ``none``. ``COLUMN:CELL`` scores the rows with that cell.
     """
 
     name: ClassVar[str] = "table"
@@ -66,6 +80,8 @@ class Table(OwnImages):
     def _found_domains(self) -> tuple[str, ...]:
         """Return the domains of a table, or the folders under the root that hold one."""
         if self._is_shared():
+            if sites := sites_in(Path(self._whole())):
+                return sites
             table = self._open(self._whole(), shared=True)
             if not table.columns.domain:
                 return (Path(self.path or self.root or "").stem,)
@@ -110,24 +126,22 @@ class Table(OwnImages):
             return True
         return bool(self.path or self.root) and is_table(whole)
 
-    def _open(self, place: Path | str, *, shared: bool) -> OpenTable:
+    def _open(self, place: Path | str, domains: tuple[str, ...] = (), *, shared: bool) -> OpenTable:
         asked = Columns(self.image, self.label, self.domain, self.split)
         site = None
         if isinstance(place, Path):
             site = Path(self.root or place.parent)
-        return open_table(place, asked, site, shared=shared)
+        return open_table(place, asked, site, domains or self.domains, shared=shared)
 
     def _table_of(self, domain: str) -> OpenTable:
-        """Return the table of a domain: its own, or that of all.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Return the table of a domain: its own, or that of all."""
         own = Path(self.root or "") / domain / self.path
         if self.root and is_table(own):
             return self._open(own, shared=False)
         if not self._is_shared():
             raise DataError(f"table: domain {domain!r}: {self._missing()}")
+        if domain in sites_in(Path(self._whole())):
+            return self._open(self._whole(), (domain,), shared=False)
         return self._open(self._whole(), shared=True)
 
     def find_files(self, domain: str) -> None:
@@ -162,18 +176,9 @@ class Table(OwnImages):
         return self.sorted_classes(found)
 
     def _rows_of(self, table: OpenTable, domain: str, *, own: bool) -> list[Row]:
-        """Return the rows of a domain.
-
-        Args:
-            table: its table.
-            domain: the domain.
-            own: whether a table without a column of domains may be its own.
-
-        Raises:
-            DataError: it has none, or the table does not say which rows are whose.
-        """
+        """Return the rows of a domain."""
         if not table.columns.domain:
-            several = len(self.domains) > 1 and not own
+            several = len(self.domains) > 1 and not own and domain not in sites_in(Path(self._whole()))
             if several and self._is_shared():
                 raise DataError(
                     f"table: {table.name} has no column of domains, so all of {', '.join(self.domains)} would be the "
@@ -211,7 +216,7 @@ class Table(OwnImages):
                 raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
             item = places.of(row), self.label_of(row.label, table.name)
             every.setdefault(_part(table, row), []).append(item)
-        train, test = self._divided(table.name, every)
+        train, test = self.divided(table.name, every)
         if table.encoded:
             return self._decoded(domain, table, train, test)
         base = Path(self.root or "")
@@ -220,25 +225,6 @@ class Table(OwnImages):
             test = without_duplicates(test, train, base)
         self.check_parts(domain, table.name, train, test)
         return read_images(domain, train, test, self.image_size, base, self.reading)
-
-    def _divided(self, name: str, every: dict[str, Files]) -> tuple[Files, Files]:
-        """Return the train and the test images of the images by split.
-
-        Raises:
-            DataError: some have a split and others none.
-        """
-        if every.keys() == {""}:
-            return leading(sorted(every[""]), self.train_fraction)
-        if "" in every:
-            raise DataError(f"table: {name}: {len(every[''])} rows have no split; give every row one, or none")
-        scored = "test"
-        validation = len(every.get("validation", ()))
-        if validation and scored in every:
-            warn_once(f"table: {name}: {validation} validation images are not read, since it has test images")
-        elif validation:
-            warn_once(f"table: {name}: there are no test images, so the {validation} validation images are scored")
-            scored = "validation"
-        return every.get("train", []), every.get(scored, [])
 
     def _check_name(self, domain: str) -> None:
         """Check that a device's folder is not named after another domain."""
@@ -349,20 +335,44 @@ class Places:
         if self.found and not any(path.exists() for path in self.found):
             raise DataError(
                 f"table: {self.table.name}: none of its {len(self.found):,} images exists, such as {self.found[0]}; "
-                f"paths are relative to its own folder, or to data.root={self.root}: move it to the folder that they "
-                "are relative to"
+                f"{self._relative_to(os.path.relpath(self.found[0], Path(self.table.name).parent))}"
             )
         try:
             check_within(self.found, self.root)
         except DataError as error:
             raise DataError(f"table: {self.table.name}: {error}, or {self._allowed()}") from error
 
-    def _allowed(self) -> str:
+    def _relative_to(self, place: str) -> str:
+        """Return what helps if the path of an image is relative to another folder than that of its table."""
         table = Path(self.table.name)
+        for above in table.parents[1:MAX_ABOVE]:
+            if (above / place).exists():
+                return f"its paths are relative to {above}: {_at(table, above)}"
+        for inside in sorted(path for path in table.parent.iterdir() if path.is_dir()):
+            if (inside / place).exists():
+                moved = inside / table.name
+                command = shell_line(["mv", table, moved])
+                return f"its paths are relative to {inside}: {command} and {_at(moved, self.root)}"
         return (
-            "set data.root to a folder that holds the table and the images, and data.path to the table's place in it, "
-            f"such as data.root={table.parent.parent} data.path={table.parent.name}/{table.name}"
+            f"paths are relative to its own folder or to {self.root}, the data.root: write them so, or move the table"
         )
+
+    def _allowed(self) -> str:
+        """Return the settings with a root that holds the table and all of its images."""
+        table = Path(self.table.name).resolve()
+        found = [
+            (row.base / row.place).resolve().parent for row in self.table.rows if row.place and "\0" not in row.place
+        ]
+        above = Path(os.path.commonpath([table.parent, *found]))
+        if above == above.parent:
+            return f"copy the images to {table.parent} and write paths relative to it"
+        return f"set data.root to the folder that holds the table and the images: {_at(table, above)}"
+
+
+def _at(table: Path, root: Path) -> str:
+    """Return the settings that read a table below a root."""
+    settings = {"data.root": root, "data.path": table.relative_to(root)}
+    return shell_line(written_override(key, str(value)) for key, value in settings.items())
 
 
 def _number(path: Path) -> int:
@@ -370,22 +380,17 @@ def _number(path: Path) -> int:
 
 
 def _part(table: OpenTable, row: Row) -> str:
-    """Return the split of a row: ``train``, ``test``, ``validation`` or empty.
-
-    Raises:
-        DataError: the word is none of a split.
-    """
-    word = row.split
+    """Return the split of a row: ``train``, ``test``, ``validation`` or empty."""
+    word, columns = row.split, table.columns
+    if columns.scored:
+        return "test" if name_key(word) == name_key(columns.scored) else "train"
     if not word.strip():
         return ""
-    flag = SPLIT_FLAGS.get(name_key(table.columns.split))
-    answer = name_key(word)
-    if flag is not None and not split_of(word) and answer in YES | NO:
+    flag, answer = split_of(columns.split), name_key(word)
+    if flag and not split_of(word) and answer in YES | NO:
         if answer in YES:
             return flag
-        if flag == "train":
-            return "test"
-        return "train"
+        return "test" if flag == "train" else "train"
     part = split_of(word)
     if not part and not table.columns.split:
         warn_once(f"table: {table.name}: the images of {word!r} are not read, since it is no train, test or validation")
@@ -393,6 +398,6 @@ def _part(table: OpenTable, row: Row) -> str:
     if not part:
         raise DataError(
             f"table: {table.name}, {row.where}: {word!r} in {table.columns.split!r} is no split; write train, test, "
-            "validation or nothing. If the column is none of splits, rename it, or choose another by data.split="
+            "validation or nothing. If the column is none of splits: data.split=none"
         )
     return part

@@ -9,24 +9,30 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
+import itertools
 import json
+import math
 import os
 import re
+import shlex
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from common.data.cache import file_state
-from common.data.image_files import check_within
-from common.data.names import SPLIT_COLUMNS, SPLIT_FLAGS, name_key, split_of
+from common.data.image_files import SUFFIXES, check_within
+from common.data.names import NO, YES, name_key, split_of
 from common.errors import DataError, GoldfinchError, nearest, some_of
-from common.extras import libraries_of
+from common.extras import hugging_face_datasets
+from common.overrides import written_override
 from common.regular_files import check_regular, read_small
-from common.text import printable, warn_once
+from common.text import printable, shell_line, warn_once
 
 if TYPE_CHECKING:
     import pyarrow
@@ -65,12 +71,23 @@ MAX_GROWTH, FREE_GROWTH = 64, 2**28
 BATCH, IMAGES = 1024, 64
 """Rows of text, and of images, that are read at a time."""
 
-IMAGE_COLUMNS = frozenset({
-    "path", "file", "file_name", "filename", "file_path", "filepath", "image", "image_path", "image_file", "img",
-})  # fmt: skip
-LABEL_COLUMNS = frozenset({"label", "labels", "class", "class_name", "category", "target", "y"})
-DOMAIN_COLUMNS = frozenset({"domain", "domains", "site", "hospital", "centre", "center"})
-"""Names of columns by :func:`~.names.name_key`, where the kind of a column does not show what it holds."""
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+"""What may separate the columns of a text file; of several that fit, the first."""
+
+NONE = "none"
+"""What says that no column holds the domains, or the splits."""
+
+TEXT = "text"
+"""The kind of every column of a text file."""
+
+MAX_LOOKED = 2**16
+"""Characters of a text file, and cells of a column, that tell what they are."""
+
+MAX_VALUES, MAX_NUMBERS = 10_000, 10
+"""Different values of a column that are counted; whole numbers that may be of folds."""
+
+MAX_SHOWN = 5
+"""Names in one message."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/(?!.*\.(csv|tsv|txt|parquet|pq)$)[A-Za-z0-9][\w.-]*")
 """A name of the Hub; a missing file of a known suffix is none."""
@@ -84,10 +101,75 @@ class Columns:
     label: str = ""
     domain: str = ""
     split: str = ""
+    scored: str = ""
+    """The cell of the split's column in the rows of test images, where the column has no words of splits."""
 
     def chosen(self) -> list[str]:
         """Return the names that are not empty."""
         return [name for name in (self.image, self.label, self.domain, self.split) if name]
+
+
+@dataclass
+class Cells:
+    """What the cells of a column hold: how often each value, while there are few, and how many look like paths."""
+
+    rows: int = 0
+    looked: int = 0
+    paths: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, cells: Sequence[str], base: Path) -> None:
+        """Count cells of a table whose paths are relative to ``base``."""
+        self.rows += len(cells)
+        if len(self.counts) <= MAX_VALUES:
+            self.counts.update(cells)
+        if self.looked < BATCH:
+            self.looked += len(cells)
+            self.paths += sum(is_path(cell, base) for cell in cells)
+
+    @property
+    def holds_paths(self) -> bool:
+        """Whether most cells look like paths of images."""
+        return 2 * self.paths > self.looked > 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there are several values, each of two rows or more on average."""
+        return 2 <= len(self.counts) <= max(2, self.rows // 2) and "" not in self.counts
+
+    @property
+    def is_few(self) -> bool:
+        """Whether there are few values for so many rows, as of domains."""
+        return self.repeats and len(self.counts) <= max(2, math.isqrt(self.rows))
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers, or yes and no, which may count, measure, or tell anything."""
+        return all(re.fullmatch(r"[-+]?\d*\.?\d+", name_key(value)) or self.is_yes_or_no for value in self.counts)
+
+    @property
+    def is_yes_or_no(self) -> bool:
+        """Whether the values are one word for yes and one for no."""
+        return (
+            len(self.counts) == 2
+            and {name_key(each) in YES for each in self.counts} == {True, False}
+            and all(name_key(each) in YES | NO for each in self.counts)
+        )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether two values are words of different splits."""
+        return len(self.counts) <= MAX_SHOWN and len({split_of(value) for value in self.counts} - {""}) > 1
+
+
+def is_path(cell: str, base: Path) -> bool:
+    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there."""
+    if PurePosixPath(cell.replace("\\", "/")).suffix.lower() in SUFFIXES:
+        return True
+    try:
+        return 0 < len(cell) < 256 and (base / cell).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -207,46 +289,78 @@ def is_saved(folder: Path) -> bool:
     return (folder / SETS).is_file() or ((folder / SET).is_file() and (folder / STATE).is_file())
 
 
-def _files_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return the tables in a folder, each with the name of its split: metadata of an ImageFolder, or Parquet files.
-
-    The split is the name of the folder with the metadata, or what a Parquet file's name begins with.
-    """
+def _files_in(folder: Path, domain: str = "") -> list[tuple[str, Path]]:
+    """Return the tables in a folder, each with the name of its split: metadata of an ImageFolder, or Parquet files."""
     for name in METADATA:
         if (folder / name).is_file():
             return [("", folder / name)]
         found = [(path.parent.name, path) for path in sorted(folder.glob(f"*/{name}")) if split_of(path.parent.name)]
         if found:
             return found
+    named = [(*_named(path), path) for path in _parquet_in(folder)]
+    return [(split, path) for site, split, path in named if domain in ("", site)]
+
+
+def _parquet_in(folder: Path) -> list[Path]:
     for places in (folder, folder / "data"):
         files = sorted(path for path in places.glob("*") if path.suffix.lower() in PARQUET and path.is_file())
         if files:
-            return [(_split_in_name(path), path) for path in files]
+            return files
     return []
 
 
-def _split_in_name(path: Path) -> str:
-    word = re.split(r"[-_.]", path.stem)[0]
-    if split_of(word):
-        return word
-    return ""
+def _named(path: Path) -> tuple[str, str]:
+    """Return the domain and the split in a Parquet file's name, without the number of a shard."""
+    bare = re.sub(r"^part[-_]\d{4,}.*|[-_.]?\d+-of-\d+.*|[-_.]?(?<!\d)\d{4,}$", "", path.stem)
+    words = re.split(r"[-_.]", bare)
+    split = next((word for word in words if split_of(word)), "")
+    domain = re.sub(rf"^{split}[-_.]?|[-_.]?\b{split}$|[-_.]{split}(?=[-_.]|$)", "", bare, count=1)
+    return domain, split
 
 
-def open_table(place: Path | str, requested: Columns, site: Path | None, *, shared: bool) -> OpenTable:
+def sites_in(folder: Path) -> tuple[str, ...]:
+    """Return the domains that the names of the Parquet files in a folder tell; none if they are one table.
+
+    Raises:
+        DataError: the names differ in numbers alone, which may be of domains or of shards.
+    """
+    if not folder.is_dir() or is_saved(folder):
+        return ()
+    found = {_named(path)[0]: path for _, path in _files_in(folder) if path.suffix.lower() in PARQUET}
+    if len(found) < 2:
+        return ()
+    place = next(iter(found.values())).parent
+    if len({re.sub(r"\d+", "", name) for name in found}) == 1:
+        enter, files = f"cd {shlex.quote(str(place))}", f"*{next(iter(found.values())).suffix}"
+        raise DataError(
+            f"table: {place}: {some_of(sorted(found), MAX_SHOWN)} may be domains or parts of one table; as domains: "
+            f'({enter} && for f in {files}; do mkdir -p "${{f%.*}}" && mv "$f" "${{f%.*}}"; done) and '
+            f"{written_override('data.root', place)} data.path=; as one table: ({enter} && n=0 && for f in {files}; do "
+            'n=$((n+1)); mv "$f" "$(printf part-%05d $n)-$f"; done)'
+        )
+    warn_once(f"table: {place}: each file is a domain: {some_of(sorted(found), MAX_SHOWN)}")
+    return tuple(sorted(found))
+
+
+def open_table(
+    place: Path | str, requested: Columns, site: Path | None, domains: tuple[str, ...], *, shared: bool
+) -> OpenTable:
     """Return the table at ``place``, with its rows but without its images.
 
     Args:
         place: a file or a folder; a text is the name of a set on the Hub.
         requested: the columns that the user named.
         site: folder that the table's files must lie in; ``None`` for a set on the Hub.
-        shared: whether the table may hold several domains, so that a column of domains is looked for.
+        domains: names of the domains that are known. Those of a column of domains are among its cells.
+        shared: whether the table may hold several domains, so that a column of domains is looked for; otherwise, of a
+            folder with a file for each domain, only the files of the one in ``domains`` are read.
 
     Raises:
         DataError: it does not exist, cannot be read, is too large, or its columns are missing or ambiguous.
         ConfigError: ``datasets`` is not installed.
     """
     if isinstance(place, str):
-        return _opened(place, requested, (), shared)
+        return _opened(place, requested, (), domains, shared)
     files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
     tables = [path for path in files if path.suffix.lower() in (*SEPARATED, *PARQUET, ".arrow", ".json")]
     check_within(tables, site or place.parent)
@@ -254,7 +368,7 @@ def open_table(place: Path | str, requested: Columns, site: Path | None, *, shar
     with _as_data_errors(place):
         for path in tables:
             key += [str(path), *file_state(path)]
-    return _opened(place, requested, tuple(key), shared)
+    return _opened(place, requested, tuple(key), domains, shared)
 
 
 @contextlib.contextmanager
@@ -270,30 +384,30 @@ def _as_data_errors(place: Path | str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _opened(place: Path | str, requested: Columns, key: tuple[str | int, ...], shared: bool) -> OpenTable:
-    with libraries_of("table", "data=table"):
-        import datasets  # noqa: F401
-    parts = _parts(place)
+def _opened(
+    place: Path | str, requested: Columns, key: tuple[str | int, ...], domains: tuple[str, ...], shared: bool
+) -> OpenTable:
+    parts = _parts(place, "" if shared or len(domains) != 1 else domains[0])
     with _as_data_errors(place):
         features = _features(parts[0])
-        columns = _choose_columns(str(place), features, requested, shared=shared, split=len(parts) == 1)
+        columns = _choose_columns(str(place), parts, features, requested, domains if shared else None)
         names = _class_names(features[columns.label])
         encoded = _holds_images(features[columns.image])
         rows = tuple(_rows(place, parts, columns, encoded))
-    return OpenTable(str(place), parts, columns, encoded, rows, names, key)
+    files = [str(path) for part in parts for path in part.files]
+    return OpenTable(str(place), parts, columns, encoded, rows, names, (*key, *files))
 
 
-def _parts(place: Path | str) -> tuple[TablePart, ...]:
+def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
     """Return the parts of a table, whose files are within their bounds."""
     if isinstance(place, str):
         return _of_sets(_from_hub(place), "hub", ())
     if place.is_dir() and is_saved(place):
-        import datasets
-
+        datasets = hugging_face_datasets()
         with _as_data_errors(place):
             files = _check_saved(place)
             return _of_sets(datasets.load_from_disk(str(place), keep_in_memory=False), "saved", files)
-    found = [("", place)] if place.is_file() else _files_in(place)
+    found = [("", place)] if place.is_file() else _files_in(place, domain)
     by_split: dict[str, list[Path]] = {}
     for word, path in found:
         by_split.setdefault(word, []).append(path)
@@ -306,6 +420,7 @@ def _parts(place: Path | str) -> tuple[TablePart, ...]:
         kind = "separated"
         if files_of[0].suffix.lower() in PARQUET:
             kind = "parquet"
+            hugging_face_datasets()
         parts.append(TablePart(word, tuple(files_of), kind))
     return tuple(parts)
 
@@ -316,10 +431,10 @@ def _of_sets(found: Any, kind: str, files: tuple[Path, ...]) -> tuple[TablePart,
     return tuple(TablePart(str(word), files, kind, each) for word, each in found.items())
 
 
+@lru_cache(maxsize=8)
 def _from_hub(name: str) -> Any:
     """Return a set of the Hub. ``datasets`` runs no code of it since version 4."""
-    import datasets
-
+    datasets = hugging_face_datasets()
     try:
         return datasets.load_dataset(name)
     except Exception as error:
@@ -336,11 +451,7 @@ def _from_hub(name: str) -> Any:
 
 
 def _check_saved(folder: Path) -> tuple[Path, ...]:
-    """Check the files of a saved set, and return its Arrow files.
-
-    Raises:
-        DataError: a file is missing or damaged, has a name that leads elsewhere, or is not as ``save_to_disk`` writes.
-    """
+    """Check the files of a saved set, and return its Arrow files."""
     folders = [folder]
     if (folder / SETS).is_file():
         splits = _json(folder / SETS).get("splits")
@@ -389,11 +500,7 @@ def _check_rows(place: object, rows: int) -> None:
 
 
 def _check_arrow(path: Path) -> int:
-    """Return the rows of an Arrow file. Nothing of it is decompressed, so no batch is larger than the file.
-
-    Raises:
-        DataError: a batch is compressed, which ``save_to_disk`` never does, or its offsets lead out of it.
-    """
+    """Return the rows of an Arrow file. Nothing of it is decompressed, so no batch is larger than the file."""
     import pyarrow
 
     check_regular(path, MAX_FILE)
@@ -414,10 +521,7 @@ def _check_arrow(path: Path) -> int:
 
 
 def _batch_header(metadata: bytes) -> tuple[int, bool]:
-    """Return a record batch's rows, and whether it is compressed, of its flatbuffer (Message.fbs of Arrow).
-
-    pyarrow reads a batch whole and decompresses it before its length is known.
-    """
+    """Return a record batch's rows, and whether it is compressed, of its flatbuffer (Message.fbs of Arrow)."""
 
     def field(table: int, number: int) -> int:
         vtable = table - struct.unpack_from("<i", metadata, table)[0]
@@ -435,11 +539,7 @@ def _batch_header(metadata: bytes) -> tuple[int, bool]:
 
 
 def _check_parquet(path: Path) -> int:
-    """Return how many rows of a Parquet file are decoded at a time, so that they take about :data:`BLOCK` bytes.
-
-    Raises:
-        DataError: it has too many rows or columns, or declares more bytes than it could hold.
-    """
+    """Return how many rows of a Parquet file are decoded at a time, so that they take about :data:`BLOCK` bytes."""
     import pyarrow.parquet
 
     check_regular(path, MAX_FILE)
@@ -469,136 +569,312 @@ def _check_growth(place: object, decoded: int, size: int) -> None:
         )
 
 
+# ---- text files ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a text file is written: its separator, its columns, and the lines above its rows."""
+
+    separator: str
+    columns: tuple[str, ...]
+    above: int
+
+
+def _form(path: Path) -> Form:
+    """Return how a text file is written, by what it holds, and log what is not a header and commas."""
+    check_regular(path, MAX_TEXT_FILE)
+    with path.open("rb") as stream:
+        start = stream.read(MAX_LOOKED)
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"table: {path} is in UTF-16; {_recoded(path, 'UTF-16')}")
+    if any(byte < 9 for byte in start) or start.startswith((b"PAR1", b"PK\3\4")):
+        raise DataError(f"table: {path} is no text; save it as CSV in UTF-8, or give Parquet the suffix .parquet")
+    try:
+        text = start.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if error.end < len(start) or len(start) < MAX_LOOKED:
+            raise DataError(f"table: {path} is not in UTF-8 ({error}); {_recoded(path, 'ISO-8859-1')}") from error
+        text = start[: error.start].decode("utf-8-sig")
+    lines = text.splitlines(keepends=True)
+    if len(start) == MAX_LOOKED and len(lines) > 1:
+        lines.pop()
+    above = 0
+    separators = list(SEPARATORS)
+    if re.fullmatch(r"sep=.\s*", lines[0] if lines else "", re.IGNORECASE):
+        above, separators = 1, [lines[0][4]]
+    separator = max(separators, key=lambda each: _fit(lines[above:], each, path))
+    while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines, above, separator)):
+        above += 1
+    rows = [row for row in _cells(lines[above:], separator) if row]
+    columns = rows[0] if rows else []
+    if not columns or len(columns) > MAX_COLUMNS:
+        raise DataError(f"table: {path} has {len(columns)} columns; it needs the columns of the images and of labels")
+    if any(is_path(cell, path.parent) for cell in columns):
+        columns = [str(number + 1) for number in range(len(columns))]
+        warn_once(
+            f"table: {path}: its first line has a path and is no header; its columns are called {', '.join(columns)}"
+        )
+    else:
+        if above:
+            warn_once(f"table: {path}: the first {above} lines are not read")
+        above += 1 + sum(1 for _ in itertools.takewhile(lambda line: not line.strip(), lines[above:]))
+    if separator != ",":
+        warn_once(f"table: {path}: its columns are separated by {SEPARATORS.get(separator, repr(separator))}")
+    return Form(separator, tuple(columns), above)
+
+
+def _recoded(path: Path, encoding: str) -> str:
+    target = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(target))}"
+    return f"write it in UTF-8: {command} && {shell_line(['mv', target, path])}"
+
+
+def _cells(lines: Iterable[str], separator: str) -> Any:
+    return csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ")
+
+
+def _fit(lines: Sequence[str], separator: str, path: Path) -> tuple[bool, float]:
+    """Return how well a separator fits: whether most rows have a path, and the share of rows of the usual length."""
+    rows = [row for row in _cells(lines, separator) if row]
+    ((usual, count),) = Counter(map(len, rows)).most_common(1) or [(0, 0)]
+    if usual < 2:
+        return False, 0
+    with_path = sum(any(is_path(cell, path.parent) for cell in row) for row in rows)
+    return 2 * with_path >= len(rows) - 1, count / len(rows)
+
+
+def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
+    """Return whether a line begins with # and has other cells than the last line."""
+    if not lines[number].startswith("#"):
+        return False
+    first, last = list(_cells([lines[number], lines[-1]], separator))[:2]
+    return len(first) != len(last)
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a text file."""
+    form = _form(path)
+    count = len(form.columns)
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        for _ in range(form.above):
+            stream.readline()
+        number = 0
+        for row in _cells(stream, form.separator):
+            if not row:
+                continue
+            number += 1
+            if len(row) > count:
+                fixed = io.StringIO()
+                writer = csv.writer(fixed, delimiter=form.separator, quoting=csv.QUOTE_MINIMAL, lineterminator="")
+                writer.writerow([*row[: count - 1], form.separator.join(row[count - 1 :])])
+                raise DataError(
+                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; write a cell "
+                    f"that holds the separator in quotes: {printable(fixed.getvalue())[:200]}"
+                )
+            if len(row) < count:
+                raise DataError(
+                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; give it a cell "
+                    f"for each of {', '.join(map(printable, form.columns))}"
+                )
+            yield row
+
+
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
 def _features(part: TablePart) -> Mapping[str, Any]:
-    """Return the columns of a part, each with its kind as ``datasets`` names it."""
-    import datasets
-    import pyarrow.parquet
-
+    """Return the columns of a part, each with its kind: as ``datasets`` names it, or :data:`TEXT`."""
     if part.saved is not None:
         found: Mapping[str, Any] = part.saved.features
         return found
     if part.kind == "separated":
-        return {name: datasets.Value("string") for name in _header(part.files[0])[1]}
+        columns = _form(part.files[0]).columns
+        for name, count in Counter(columns).items():
+            if count > 1:
+                raise DataError(f"table: {part.files[0]} has {count} columns {name!r}; rename all but one")
+        return dict.fromkeys(columns, TEXT)
+    import pyarrow.parquet
+
+    datasets = hugging_face_datasets()
     for path in part.files:
         _check_parquet(path)
     several = [datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(path)) for path in part.files]
     for path, other in zip(part.files, several, strict=True):
         if other != several[0]:
             raise DataError(f"table: {path} has other columns or classes than {part.files[0]}; write them alike")
-    return several[0]
-
-
-def _header(path: Path) -> tuple[str, list[str]]:
-    """Return the separator of a CSV file and its columns; a separator other than a comma is logged.
-
-    Raises:
-        DataError: the file is no text in UTF-8, or has no line.
-    """
-    check_regular(path, MAX_TEXT_FILE)
-    with path.open("rb") as stream:
-        start = stream.read(2**16)
-    if any(byte < 9 for byte in start) or start.startswith((b"PAR1", b"PK\3\4")):
-        raise DataError(f"table: {path} is no text; save it as CSV in UTF-8, or give Parquet the suffix .parquet")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            line = text.readline(2**16)
-            separator = next((each for each in ",;\t" if each in line), ",")
-            text.seek(0)
-            columns = next(csv.reader(text, delimiter=separator), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"table: {path} cannot be read ({error}); save it as CSV in UTF-8") from error
-    if not columns or len(columns) > MAX_COLUMNS:
-        raise DataError(f"table: {path} has {len(columns)} columns; it needs the columns of the images and of labels")
-    for letter, name in ((";", "semicolons"), ("\t", "tabs")):
-        if separator == letter:
-            warn_once(f"table: {path}: its columns are separated by {name}")
-    return separator, columns
+    return cast("Mapping[str, Any]", several[0])
 
 
 def _holds_images(feature: Any) -> bool:
     """Return whether a column holds encoded images: an Image, ``{bytes, path}`` as Parquet has it, or bytes."""
-    import datasets
-
-    if isinstance(feature, datasets.Image):
-        return True
     if isinstance(feature, Mapping):
         return "bytes" in feature
-    return getattr(feature, "dtype", "") in ("binary", "large_binary")
+    return type(feature).__name__ == "Image" or getattr(feature, "dtype", "") in ("binary", "large_binary")
 
 
 def _is_text(feature: Any) -> bool:
     """Return whether a column's cells are single texts or numbers."""
-    import datasets
+    return feature == TEXT or (type(feature).__name__ == "Value" and not _holds_images(feature))
 
-    return isinstance(feature, datasets.Value) and not _holds_images(feature)
+
+def _is_label(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
+
+
+def _contents(parts: Sequence[TablePart], features: Mapping[str, Any]) -> dict[str, Cells]:
+    """Return what the columns of single texts and numbers hold."""
+    names = [name for name in features if _is_text(features[name])]
+    found = {name: Cells() for name in names}
+    for part in parts:
+        base = part.files[0].parent if part.files else Path()
+        for cells, _, _ in _cell_batches(part, names, {}):
+            for name in names:
+                found[name].add(cells[name], base)
+    return found
 
 
 def _choose_columns(
-    place: str, features: Mapping[str, Any], requested: Columns, *, shared: bool, split: bool
+    place: str,
+    parts: Sequence[TablePart],
+    features: Mapping[str, Any],
+    requested: Columns,
+    domains: tuple[str, ...] | None,
 ) -> Columns:
-    """Return the columns that are read, and log those that were guessed and those that are not read.
-
-    Raises:
-        DataError: a column is missing, or several may be meant.
-    """
-    import datasets
-
-    for name in requested.chosen():
-        if name not in features:
-            raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, features))}")
-    left = [name for name in features if name not in requested.chosen()]
-    domain = requested.domain
-    if shared and not domain:
-        domain = _only_column(place, "domain", [name for name in left if name_key(name) in DOMAIN_COLUMNS], features)
-    words = requested.split
-    if split and not words:
-        named = [name for name in left if name_key(name) in SPLIT_COLUMNS or name_key(name) in SPLIT_FLAGS]
-        words = _only_column(place, "split", [name for name in named if name != domain], features)
-    left = [name for name in left if name not in (domain, words)]
-    image = requested.image
+    """Return the columns that are read, by what they hold, and log which were taken and which are not read."""
+    known = _named_columns(place, features, requested)
+    contents = _contents(parts, features)
+    left = [name for name in contents if name not in known.chosen()]
+    image = known.image
     if not image:
-        found = [name for name in left if _holds_images(features[name])]
-        named = [name for name in left if name_key(name) in IMAGE_COLUMNS and _is_text(features[name])]
-        image = _only_column(place, "image", found or named, features, needed=True)
-    label = requested.label
+        encoded = [name for name in features if _holds_images(features[name]) and name not in known.chosen()]
+        named = [name for name in left if name_key(name) in ("path", "image")]
+        paths = [name for name in left if contents[name].holds_paths]
+        both = list(dict.fromkeys([*paths, *named]))
+        if len(set(paths) & set(named)) == 1:  # of several with paths, the one that is called so
+            both = [name for name in paths if name in named]
+        image = _only_column(place, "image", encoded or both, features, needed=True)
+    left = [name for name in left if name != image]
+    split = known.split
+    if len(parts) == 1 and not split and requested.split != NONE:
+        named = [name for name in left if name_key(name) == "split" or split_of(name)]
+        words = [name for name in left if contents[name].is_split and name_key(name) != "label"]
+        split = _only_column(place, "split", list(dict.fromkeys([*named, *words])), features, none=True)
+    left = [name for name in left if name != split]
+    domain = known.domain
+    if domains is not None and not domain and requested.domain != NONE:
+        domain = "".join([name for name in left if name_key(name) == "domain"][:1])
+    left = [name for name in left if name != domain]
+    label = known.label
     if not label:
-        left = [name for name in left if name != image]
-        found = [name for name in left if isinstance(features[name], datasets.ClassLabel)]
-        named = [name for name in left if name_key(name) in LABEL_COLUMNS and _is_text(features[name])]
-        label = _only_column(place, "label", found or named, features, needed=True)
-    columns = Columns(image, label, domain, words)
+        labels = [name for name in features if _is_label(features[name]) and name not in known.chosen()]
+        named = [name for name in left if name_key(name) == "label"]
+        repeated = [name for name in left if contents[name].repeats]
+        label = _only_column(
+            place, "label", labels or named or repeated or left[: 2 - len(left)], features, needed=True
+        )
+    columns = Columns(image, label, domain, split, known.scored)
     _check_kinds(place, columns, features)
+    left = [name for name in left if name != label]
+    asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
+    columns = _with_few_values(place, parts, columns, {name: contents[name] for name in left}, asked, domains)
     _log_columns(place, columns, requested, features)
     return columns
 
 
+def _named_columns(place: str, features: Mapping[str, Any], requested: Columns) -> Columns:
+    """Return the columns that the user named; ``COLUMN:CELL`` names the column of the split and a cell of it."""
+    split, scored = requested.split, ""
+    if split and split not in features and ":" in split:
+        split, _, scored = split.rpartition(":")
+    domain = requested.domain
+    if domain == NONE and NONE not in features:
+        domain = ""
+    if split == NONE and NONE not in features:
+        split = ""
+    columns = Columns(requested.image, requested.label, domain, split, scored)
+    for name in columns.chosen():
+        if name not in features:
+            raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, features))}")
+    return columns
+
+
+def _with_few_values(
+    place: str,
+    parts: Sequence[TablePart],
+    columns: Columns,
+    left: Mapping[str, Cells],
+    asked: Columns,
+    domains: tuple[str, ...] | None,
+) -> Columns:
+    """Return the columns with the one of domains: the only one of few words for many rows that tells no labels."""
+    sites: list[str] = []
+    if domains is not None and not asked.domain:
+        sites = [
+            name for name, held in left.items() if held.is_few and (not domains or set(domains) & set(held.counts))
+        ]
+    words = [name for name in sites if not left[name].is_number]
+    if words:
+        told = {name: set[tuple[str, str]]() for name in words}
+        for part in parts:
+            for cells, _, _ in _cell_batches(part, [*words, columns.label], {}):
+                for name in words:
+                    told[name].update(zip(cells[name], cells[columns.label], strict=True))
+        words = [name for name in words if len(told[name]) > len(left[name].counts)]  # others are like the labels
+    folds: list[str] = []
+    if not asked.split:
+        for name, held in left.items():
+            if held.is_yes_or_no or (held.is_few and held.is_number and len(held.counts) <= MAX_NUMBERS):
+                folds.append(name)
+    if words == sites and len(words) == 1:
+        columns, sites = replace(columns, domain=words[0]), []
+    ways: list[str] = []
+    for name in sites:
+        ways.append(f"{_set('domain', name)} makes a domain of each of {some_of(list(left[name].counts), MAX_SHOWN)}")
+    for name in folds:
+        for value in sorted(left[name].counts)[:2]:
+            ways.append(f"{_set('split', f'{name}:{value}')} scores the rows of {printable(value)} alone")
+    if not ways:
+        return columns
+    nothing = [f"data.{what}=none" for what, found in (("domain", sites), ("split", folds)) if found]
+    shown = some_of([printable(name)[:100] for name in dict.fromkeys([*sites, *folds])], MAX_SHOWN)
+    raise DataError(
+        f"table: {place}: few values in many rows of {shown} may be domains or splits: {'; '.join(ways)}; "
+        f"{' '.join(nothing)} reads them as neither"
+    )
+
+
+def _set(what: str, name: str) -> str:
+    return shell_line([written_override(f"data.{what}", name)])
+
+
 def _only_column(
-    place: str, what: str, found: Sequence[str], features: Mapping[str, Any], *, needed: bool = False
+    place: str,
+    what: str,
+    found: Sequence[str],
+    features: Mapping[str, Any],
+    *,
+    needed: bool = False,
+    none: bool = False,
 ) -> str:
     if len(found) > 1:
         names = " and ".join(map(printable, found))
-        raise DataError(
-            f"table: {place}: the columns {names} may both be the {what}; choose one: data.{what}={found[0]}"
-        )
+        ways = [_set(what, name) for name in found[:MAX_SHOWN]] + ["data.split=none"] * none
+        raise DataError(f"table: {place}: the columns {names} may both be the {what}; choose one: {' or '.join(ways)}")
     if needed and not found:
-        names = some_of([printable(name)[:100] for name in features])
-        raise DataError(f"table: {place}: no column is known to be the {what}; choose one by data.{what}=, of {names}")
+        ways = [_set(what, name) for name in features if _is_text(features[name]) or _is_label(features[name])]
+        raise DataError(f"table: {place}: no column is known to be the {what}; choose one: {' or '.join(ways)}")
     return "".join(found)
 
 
 def _check_kinds(place: str, columns: Columns, features: Mapping[str, Any]) -> None:
-    import datasets
-
     if not (_holds_images(features[columns.image]) or _is_text(features[columns.image])):
         raise DataError(
             f"table: {place}: {columns.image!r} holds neither images nor paths; choose another by data.image="
         )
     for what in ("label", "domain", "split"):
         name = getattr(columns, what)
-        if name and not (_is_text(features[name]) or isinstance(features[name], datasets.ClassLabel)):
+        if name and not (_is_text(features[name]) or _is_label(features[name])):
             raise DataError(
                 f"table: {place}: {name!r} holds no single text or number in each row, as data.{what} needs"
             )
@@ -609,7 +885,7 @@ def _log_columns(place: str, columns: Columns, requested: Columns, features: Map
     for what in ("image", "label", "domain", "split"):
         name = getattr(columns, what)
         if name and not getattr(requested, what):
-            guessed.append(f"data.{what}={name}")
+            guessed.append(_set(what, name))
     if guessed:
         warn_once(f"table: {place}: columns are taken as {' '.join(guessed)}")
     unread = sorted(printable(name) for name in set(features).difference(columns.chosen()))
@@ -633,22 +909,46 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
             base = part.files[0].parent
         features = _features(part)
         names = {name: _class_names(features[name]) for name in wanted}
-        for batch, read in _batches(part, wanted):
-            nothing = [""] * batch.num_rows
-            cells: dict[str, list[str]] = {"": nothing}  # under the name of a column that the table lacks
-            for name in wanted:
-                cells[name] = _texts(batch[name], name, names[name])
+        for cells, count, read in _cell_batches(part, wanted, names):
+            nothing = [""] * count
+            cells[""] = nothing  # under the name of a column that the table lacks
             splits = cells[columns.split]
             if not columns.split and len(parts) > 1:
-                splits = [part.split] * batch.num_rows
+                splits = [part.split] * count
             paths = nothing
             if not encoded:
                 paths = cells[columns.image]
-            for index in range(batch.num_rows):
+            for index in range(count):
                 label, domain = cells[columns.label][index], cells[columns.domain][index]
                 where = f"{part.split} row {read + index + 1}".strip()
                 yield Row(paths[index], number, base, label, domain, splits[index], where)
                 number += 1
+
+
+def _cell_batches(
+    part: TablePart, names: Sequence[str], classes: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[dict[str, list[str]], int, int]]:
+    """Yield the cells of columns of a part as texts, some rows at a time, with the rows and those before them."""
+    if part.kind != "separated":
+        for batch, read in _batches(part, names):
+            yield {name: _texts(batch[name], name, classes.get(name, ())) for name in names}, batch.num_rows, read
+        return
+    read = 0
+    for path in part.files:
+        places = [(name, _form(path).columns.index(name)) for name in names]
+        lines = _lines(path)
+        while rows := list(itertools.islice(lines, BATCH)):
+            _check_rows(path, read + len(rows))
+            yield {name: [_checked(row[place], name) for row in rows] for name, place in places}, len(rows), read
+            read += len(rows)
+
+
+def _checked(cell: str, name: str) -> str:
+    if len(cell) > MAX_CELL:
+        raise DataError(f"table: a cell of {name!r} has more than {MAX_CELL} characters; shorten it")
+    if "\0" in cell:
+        raise DataError(f"table: a cell of {name!r} has a NUL character; write it again")
+    return cell
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -657,64 +957,26 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 
 def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iterator[tuple[pyarrow.Table, int]]:
-    """Yield some rows of a part at a time, and the number of rows before them.
-
-    Raises:
-        DataError: there are more rows, or more bytes, than are read.
-    """
-    import datasets
-
+    """Yield some rows of a part that is no text file at a time, and the number of rows before them."""
+    datasets = hugging_face_datasets()
     read = decoded = 0
     size = sum(path.stat().st_size for path in part.files)
-    streams: list[Any] = [part.saved]
-    if part.kind == "separated":
-        kinds = datasets.Features({name: datasets.Value("string") for name in columns})
-        streams = [_separated(path, kinds) for path in part.files]
-    elif part.kind == "parquet":
+    stream: Any = part.saved
+    if part.kind == "parquet":
         rows = min([rows, *(_check_parquet(path) for path in part.files)])
         files = [str(path) for path in part.files]
-        streams = [datasets.IterableDataset.from_parquet(files, columns=list(columns), batch_size=rows)]
-    for stream in streams:
-        for batch in stream.select_columns(list(columns)).with_format("arrow").iter(rows):
-            yield batch, read
-            read += batch.num_rows
-            _check_rows(part.files[0] if part.files else part.split, read)
-            if part.kind == "parquet":
-                decoded += batch.nbytes
-                _check_growth(part.files[0], decoded, size)
-
-
-def _separated(path: Path, kinds: Any) -> Any:
-    import datasets
-
-    separator, columns = _header(path)
-    for name in kinds:
-        if columns.count(name) != 1:
-            raise DataError(f"table: {path} has {columns.count(name)} columns {name!r}; it needs one")
-    return datasets.IterableDataset.from_csv(
-        str(path),
-        features=kinds,
-        usecols=list(kinds),
-        sep=separator,
-        index_col=False,
-        keep_default_na=False,
-        na_filter=False,
-        encoding="utf-8-sig",
-        chunksize=BATCH,
-    )
+        stream = datasets.IterableDataset.from_parquet(files, columns=list(columns), batch_size=rows)
+    for batch in stream.select_columns(list(columns)).with_format("arrow").iter(rows):
+        yield batch, read
+        read += batch.num_rows
+        _check_rows(part.files[0] if part.files else part.split, read)
+        if part.kind == "parquet":
+            decoded += batch.nbytes
+            _check_growth(part.files[0], decoded, size)
 
 
 def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> list[str]:
-    """Return the cells of a column as texts; an empty cell is an empty text.
-
-    Args:
-        column: the column.
-        name: its name.
-        names: names of its classes, if its numbers are labels.
-
-    Raises:
-        DataError: a cell is too long or has a NUL, or the column is of a kind that is not read.
-    """
+    """Return the cells of a column as texts; an empty cell is an empty text."""
     import pyarrow
     import pyarrow.compute
 
@@ -727,9 +989,7 @@ def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> lis
         raise DataError(f"table: a cell of {name!r} has more than {MAX_CELL} characters; shorten it")
     found: list[str] = []
     for value in column.to_pylist():
-        cell = "" if value is None else str(value)
-        if "\0" in cell:
-            raise DataError(f"table: a cell of {name!r} has a NUL character; write it again")
+        cell = _checked("" if value is None else str(value), name)
         if names and cell:
             cell = _class_name(value, names, name)
         found.append(cell)

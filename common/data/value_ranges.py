@@ -1,22 +1,73 @@
 """Whether an image survives being read: values outside 0..255, pages and transparency can leave it black or flat."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from common.errors import DataError
+from common.text import shell_line
 
 SMALLEST_SPAN = 32
 """Grey levels of 256 that a domain's images must differ by: an eighth of the range."""
+
+HALF_SPAN = 128
+"""Grey levels of 256 that the numbers of a domain use, unless ``data.range`` says how they are read."""
 
 ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 BYTE_MODES = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "HSV", "LAB"})
 """Modes of Pillow with 8 bits and no transparency, whose values are read as they are."""
+
+TAIL = 0.001
+"""Share of an image's values at each end that says nothing of its range: hot and dead pixels."""
+
+SAMPLE = 2**22
+"""Values of a larger image that its percentiles are computed of."""
+
+BLOCK_ROWS = 256
+"""Rows of a file with numbers that are looked at, and scaled to 8 bits, at a time."""
+
+MAX_PAGES = 64
+"""Pages of a TIFF that are looked into for one that is not of a single colour."""
+
+ON_WHITE = (
+    "import sys; from PIL import Image; [Image.alpha_composite(Image.new('RGBA', i.size, 'white'), i).convert('RGB')"
+    ".save(f) for f in sys.argv[1:] for i in [Image.open(f).convert('RGBA')]]"
+)
+FINITE = (
+    "import sys, numpy; from PIL import Image; [Image.fromarray(numpy.nan_to_num(numpy.asarray(Image.open(f)),"
+    " posinf=0, neginf=0)).save(f) for f in sys.argv[1:]]"
+)
+"""Programs that write files again: on white, and with 0 in place of what is not finite."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one image's file.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        first: the smallest value of what is shown: the 0.1 percentile of numbers, without :attr:`nothing`.
+        last: the largest one: the 99.9 percentile.
+        varied: whether there is more than one colour.
+        nothing: a value at one end, far from all others and more than one pixel's, that stands for no measurement.
+        share: share of the pixels with that value.
+    """
+
+    low: float
+    high: float
+    first: float
+    last: float
+    varied: bool
+    nothing: float | None = None
+    share: float = 0
 
 
 @dataclass(frozen=True)
@@ -26,91 +77,194 @@ class Remark:
     Args:
         name: what messages call the image.
         mode: Pillow's mode of the file.
-        low: smallest value in the file.
-        high: largest value in the file.
+        values: of the file.
         black: smallest value after reading, 0..255.
         white: largest value after reading, 0..255.
-        varied: whether the file holds more than one colour, or more than one page.
         cause: ``transparency``, ``pages`` or ``values``: what would explain a loss.
+        page: the first page that is not of one colour, if the cause is the page that was read.
         lost: whether the file's content is lost.
     """
 
     name: str
     mode: str
-    low: float
-    high: float
+    values: Values
     black: int
     white: int
-    varied: bool
     cause: str
+    page: int
     lost: bool
 
+    @property
+    def varied(self) -> bool:
+        """Whether the file holds more than one colour, or more than one page."""
+        return self.values.varied or self.cause == "pages"
 
-def remark_on(image: Image.Image, extrema: np.ndarray, read: np.ndarray, name: str, *, ranged: bool) -> Remark:
+
+def has_numbers(mode: str) -> bool:
+    """Return whether images of a mode of Pillow hold numbers of more than 8 bits."""
+    return mode.startswith(("I", "F"))
+
+
+def ends_of(mode: str, value_range: Sequence[float]) -> tuple[float, float]:
+    """Return the values that become black and white: ``data.range``, or the ends of the file's type."""
+    if value_range:
+        return value_range[0], value_range[1]
+    if mode.startswith("I"):
+        return 0.0, 65535.0
+    return 0.0, 255.0
+
+
+def image_values(image: Image.Image) -> Values:
+    """Return the values of an image, transparency included.
+
+    Raises:
+        ValueError: some are no finite numbers; the message counts them.
+    """
+    if not has_numbers(image.mode):
+        extrema = np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
+        low, high = float(extrema.min()), float(extrema.max())
+        return Values(low, high, low, high, bool((extrema[:, 0] < extrema[:, 1]).any()))
+    image.load()
+    step = math.ceil(image.width * image.height / SAMPLE)
+    infinite = 0
+    low, high = math.inf, -math.inf
+    parts: list[np.ndarray] = []
+    for top in range(0, image.height, BLOCK_ROWS):
+        bottom = min(top + BLOCK_ROWS, image.height)
+        block = np.asarray(image.crop((0, top, image.width, bottom))).ravel()
+        infinite += int((~np.isfinite(block)).sum())
+        low, high = min(low, float(block.min())), max(high, float(block.max()))
+        parts.append(block[::step])
+    if infinite:
+        raise ValueError(f"{infinite:,} of its {image.width * image.height:,} values are not finite (NaN or infinity)")
+    return _measured(np.sort(np.concatenate(parts)), low, high)
+
+
+def _measured(ordered: np.ndarray, low: float, high: float) -> Values:
+    """Return the values of an image with numbers, of a sorted sample of them: a value for nothing is set apart."""
+    nothing: float | None = None
+    rest = ordered
+    below = int(np.searchsorted(ordered, ordered[0], "right"))
+    above = int(np.searchsorted(ordered, ordered[-1], "left"))
+    if 1 < below < len(ordered) and _is_far(ordered[0], ordered[below:]):
+        nothing, rest = float(ordered[0]), ordered[below:]
+    elif 0 < above < len(ordered) - 1 and _is_far(ordered[-1], ordered[:above]):
+        nothing, rest = float(ordered[-1]), ordered[:above]
+    first, last = _percentiles(rest)
+    if first == last:  # few values that differ from all others may be what is shown
+        first, last = float(rest[0]), float(rest[-1])
+    return Values(low, high, first, last, low < high, nothing, 1 - len(rest) / len(ordered))
+
+
+def _percentiles(ordered: np.ndarray) -> tuple[float, float]:
+    most = len(ordered) - 1
+    return float(ordered[math.ceil(TAIL * most)]), float(ordered[math.floor((1 - TAIL) * most)])
+
+
+def _is_far(value: float, rest: np.ndarray) -> bool:
+    """Return whether a value is farther from others than these are from each other."""
+    first, last = _percentiles(rest)
+    return first < last and max(first - float(value), float(value) - last) > last - first
+
+
+def remark_on(image: Image.Image, values: Values, read: np.ndarray, name: str, value_range: Sequence[float]) -> Remark:
     """Return what reading made of an image.
 
     Args:
         image: the image as it was opened.
-        extrema: the smallest and the largest value of each of its bands, [bands, 2].
+        values: of its file.
         read: the image after reading, uint8 [H, W, 3].
         name: what messages call it.
-        ranged: whether ``data.range`` maps its values.
+        value_range: ``data.range``.
     """
-    low, high = float(extrema.min()), float(extrema.max())
     black, white = int(read.min()), int(read.max())
     span = int((read.max((0, 1)).astype(int) - read.min((0, 1))).max())
-    varied = bool((extrema[:, 0] < extrema[:, 1]).any())
-    cause = "values"
+    cause, page = "values", 0
     if isinstance(image, TiffImageFile) and getattr(image, "is_animated", False):
-        cause, varied = "pages", True
+        cause = "pages"
     elif image.mode in ALPHA_MODES or "transparency" in image.info:
         cause = "transparency"
-    lost = varied and span < SMALLEST_SPAN
+    lost = (values.varied or cause == "pages") and span < SMALLEST_SPAN
     if image.mode in BYTE_MODES and cause == "values":
         lost = False  # nothing is lost by reading; check_remarks() judges the domain's range
-    if image.mode.startswith("I") and not ranged:
-        lost = lost or low < 0 or high > 65535
-    if image.mode == "F" and not ranged:
-        lost = lost or low < 0 or high > 255
-    return Remark(name, image.mode, low, high, black, white, varied, cause, lost)
+    if has_numbers(image.mode) and values.varied and cause == "values":
+        low, high = ends_of(image.mode, value_range)
+        lost = 255 * (values.last - values.first) / (high - low) < SMALLEST_SPAN
+        lost = lost or values.first < low or values.last > high
+    if lost and cause == "pages":
+        page = _page_with_content(image)
+    return Remark(name, image.mode, values, black, white, cause, page, lost)
 
 
-def extrema_of(image: Image.Image) -> np.ndarray:
-    """Return the smallest and the largest value of each band of an image, transparency included: float64 [bands, 2]."""
-    try:
-        return np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
-    except ValueError:  # a mode that Pillow has no extrema of, such as I;16B
-        values = np.asarray(image)
-        return np.array([[values.min(), values.max()]], dtype=np.float64)
+def _page_with_content(image: Image.Image) -> int:
+    """Return the first page of a TIFF that is not of one colour, from 1; 0 if there is none."""
+    for page in range(min(int(getattr(image, "n_frames", 1)), MAX_PAGES)):
+        image.seek(page)
+        extrema = np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
+        if (extrema[:, 0] < extrema[:, 1]).any():
+            return page + 1
+    return 0
 
 
-def check_remarks(remarks: Sequence[Remark]) -> str:
+def check_remarks(remarks: Sequence[Remark], value_range: Sequence[float]) -> str:
     """Check that most of a domain's images survive being read.
 
-    Images of one colour in their files are left out: nothing of them is lost.
+    Images of one colour in their files are left out: nothing of them is lost. With a ``data.range``, which somebody
+    has chosen, only a domain that comes out of one colour is refused.
+
+    Args:
+        remarks: of all images of the domain.
+        value_range: ``data.range``.
 
     Returns:
         A warning if some do not; empty if all do.
 
     Raises:
-        DataError: most do not, or all of the domain's values lie in a sliver of the range; with the first file, what
-            became of it, and the remedy.
+        DataError: most do not, or all of the domain's values lie in a small part of the range; with the first file,
+            what became of it, and the remedy.
     """
     lost = [remark for remark in remarks if remark.lost]
     varied = [remark for remark in remarks if remark.varied]
-    sliver = bool(varied) and max(each.white for each in varied) - min(each.black for each in varied) < SMALLEST_SPAN
-    if not lost and not sliver:
+    if not varied:
+        return ""
+    span = max(each.white for each in varied) - min(each.black for each in varied)
+    smallest = SMALLEST_SPAN
+    if all(has_numbers(each.mode) and each.cause == "values" for each in varied):
+        low, high = ends_of(varied[0].mode, value_range)
+        first, last = min(each.values.first for each in varied), max(each.values.last for each in varied)
+        span = math.ceil(255 * (min(last, high) - max(first, low)) / (high - low))
+        if not value_range:
+            smallest = HALF_SPAN
+    weak = span < smallest
+    if not lost and not weak:
         return ""
     shown = lost or varied
-    first = shown[0]
-    message = (
-        f"{len(shown):,} of {len(remarks):,} images are black, flat or nearly so when they are read: {first.name} "
-        f"holds {first.low:g} to {first.high:g} (mode {first.mode}) and is read as {first.black} to {first.white} of "
-        f"0 to 255; {_remedy(first, shown)}"
-    )
-    if sliver or 2 * len(lost) > len(remarks):
+    message = f"{len(shown):,} of {len(remarks):,} images {_loss(span, bool(lost))}: {_described(shown[0])}; "
+    message += _remedy(shown, value_range, span)
+    refused = weak or 2 * len(lost) > len(remarks)
+    if value_range and shown[0].cause == "values":
+        refused = span < 2
+    if refused:
         raise DataError(message)
     return message
+
+
+def _loss(span: int, lost: bool) -> str:
+    if lost or span < SMALLEST_SPAN:
+        return "are black, flat or nearly so, or cut off, when they are read"
+    return f"use only {max(span, 1)} of 256 grey levels when they are read"
+
+
+def _described(remark: Remark) -> str:
+    """Return what an image holds and what became of it."""
+    values = remark.values
+    text = f"{remark.name} holds {values.low:g} to {values.high:g} (mode {remark.mode})"
+    if values.nothing is not None:
+        text += f", {values.nothing:g} in {values.share:.1%} of its pixels where nothing was measured"
+    for extreme, end in ((values.low, values.first), (values.high, values.last)):
+        if abs(extreme - end) > values.last - values.first and extreme != values.nothing:
+            text += f", {extreme:g} in a few pixels (dead or hot ones)"
+    return f"{text} and is read as {remark.black} to {remark.white} of 0 to 255"
 
 
 def sliver_of(images: np.ndarray) -> tuple[int, int] | None:
@@ -132,19 +286,54 @@ def sliver_of(images: np.ndarray) -> tuple[int, int] | None:
     return black, white
 
 
-def _remedy(first: Remark, shown: Sequence[Remark]) -> str:
+def on_files(program: str, names: Sequence[str]) -> str:
+    """Return the command that runs a Python program on all files of a kind in the folder that holds ``names``."""
+    folder = os.path.commonpath([str(Path(name).parent) for name in names])
+    if not Path(names[0]).is_file():
+        return "write the files again"
+    found = ["find", folder, "-name", f"*{Path(names[0]).suffix}", "-exec"]
+    return shell_line([*found, "python", "-c", program, "{}", "+"])
+
+
+def _remedy(shown: Sequence[Remark], value_range: Sequence[float], span: int) -> str:
+    first = shown[0]
     if first.cause == "transparency":
-        return (
-            "what is drawn is in the transparency, which is not read: lay the images on a background, such as "
-            "mogrify -background white -alpha remove -alpha off *.png"
-        )
+        command = on_files(ON_WHITE, [remark.name for remark in shown if remark.cause == "transparency"])
+        return f"what is drawn is in the transparency, which is not read: lay the images on a background ({command})"
     if first.cause == "pages":
-        return "the file has several pages, and data=folder data.page=2 reads the second"
-    low, high = min(remark.low for remark in shown), max(remark.high for remark in shown)
-    if low >= 0 and first.mode == "F" and high <= 1:
-        low, high = 0, 1
-    elif low >= 0 and first.mode != "F":
-        low, high = 0, 2 ** math.ceil(math.log2(high + 1)) - 1
-    return (
-        f"data=folder data.range=[{math.floor(low)},{math.ceil(high)}] reads the first as black and the last as white"
-    )
+        if first.page:
+            return f"the file has several pages, and data.page={first.page} reads one that is not of one colour"
+        return "the file has several pages, all of one colour: take it out"
+    values = [remark.values for remark in shown if remark.cause == "values"]
+    suggested = suggested_range(min(each.first for each in values), max(each.last for each in values), first.mode)
+    in_use = ends_of(first.mode, value_range)
+    if suggested == in_use:
+        return "the values of these files are what they are: take flat images out"
+    text = f"{_written(suggested)} reads the first as black and the last as white (data=folder and data=table have it)"
+    if value_range:
+        return f"{text}; if another domain needs the range in use, write the files of one on the other's scale"
+    if span >= SMALLEST_SPAN:
+        text += f"; {_written(in_use)} keeps the scale of the files"
+    return text
+
+
+def _written(value_range: tuple[float, float]) -> str:
+    """Return the setting of a range; whole numbers without a fraction."""
+    ends = [str(int(end)) if end == int(end) else repr(end) for end in value_range]
+    return f"data.range=[{','.join(ends)}]"
+
+
+def suggested_range(first: float, last: float, mode: str) -> tuple[float, float]:
+    """Return a range that holds the values from ``first`` to ``last``, rounded outward.
+
+    Shares lie in 0..1, and whole numbers of a counter in 0..2^n - 1; others are rounded to a hundredth of their span.
+    """
+    if first >= 0 and mode == "F" and 0.5 < last <= 1:
+        return 0.0, 1.0
+    if mode != "F" and 0 <= first <= last / 8:
+        return 0.0, float(2 ** math.ceil(math.log2(last + 1)) - 1)
+    if first == last:
+        return first - 1, last + 1
+    unit = 10.0 ** (math.floor(math.log10(last - first)) - 2)
+    digits = max(0, 1 - round(math.log10(unit)))
+    return round(math.floor(first / unit) * unit, digits), round(math.ceil(last / unit) * unit, digits)

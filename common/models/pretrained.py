@@ -2,7 +2,8 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,10 @@ from common.errors import some_of
 from common.models.base import Model, ModelError
 from common.regular_files import MAX_TENSOR_FILE, check_regular
 from common.storage import read_tensors
-from common.text import warn_once
+from common.text import shell_line, warn_once
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""
-
-WRAPPERS = ("state_dict", "model", "teacher", "model_state_dict")
-"""Entries of a file of ``torch.save`` that hold the state dict, beside an optimizer, counts and settings."""
-
-PREFIXES = ("module.", "backbone.", "encoder.", "model.")
-"""Beginnings of names that a wrapper put there, such as DataParallel or a method of self-supervised learning."""
-
-PARTS = ("backbone.", "encoder.")
-"""Prefixes of one part of a larger network; its other parts are dropped."""
-
-HEADS = ("fc.", "classifier.", "head.", "heads.")
-"""Beginnings of the names of classifiers; the network has its own head."""
 
 COUNTER = "num_batches_tracked"
 """End of the names of batch normalisation's counters, which no result depends on."""
@@ -38,17 +27,43 @@ COUNTER = "num_batches_tracked"
 MAX_LISTED = 4
 """Names of tensors in one message."""
 
+MAX_DEPTH = 4
+"""Entries in entries of a file that are looked into."""
+
+MAX_ANCHORS = 8
+"""Names of the network that are looked for in the names of a file, to find what all names begin and end with there."""
+
+State = Mapping[str, Tensor]
+
 
 def load_pretrained(backbone: nn.Module, path: Path) -> None:
     """Fill a torchvision ResNet with the tensors of ``model.pretrained_file``; see :func:`load_weights`."""
     load_weights(backbone, path, "model.pretrained_file", (), "check model.depth and model.norm")
 
 
+@dataclass(frozen=True)
+class WeightsReading:
+    """One way to read a network in a file.
+
+    Args:
+        keys: the entries that lead to the tensors: none, or such as ``("model", "teacher")``.
+        tensors: all tensors there, by their names in the file.
+        affixes: what each of the network's names begins and ends with in the file.
+        given: the name in the file of each tensor that the network has, by the network's name.
+    """
+
+    keys: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    affixes: tuple[str, str]
+    given: Mapping[str, str]
+
+
 def load_weights(backbone: nn.Module, path: Path, key: str, ignored: tuple[str, ...], advice: str) -> None:
     """Fill ``backbone`` with the tensors of a file, and log what was taken, dropped and missing.
 
-    Names may begin with :data:`PREFIXES`. Classifiers (:data:`HEADS`) and the other parts of a larger network are
-    dropped. Batch counters may be missing; all other tensors of ``backbone`` must be there.
+    The network is found by its names: in whatever entry of the file, and with whatever prefix and suffix all of its
+    names have. Tensors of other parts, such as classifiers, are dropped. Batch counters may be missing; all other
+    tensors of ``backbone`` must be there.
 
     Args:
         backbone: a network without its classifier.
@@ -58,78 +73,148 @@ def load_weights(backbone: nn.Module, path: Path, key: str, ignored: tuple[str, 
         advice: what to check if the file is of another network.
 
     Raises:
-        ModelError: the file is missing, unreadable, belongs to another network, or has values that are not finite.
+        ModelError: the file is missing, unreadable, belongs to another network, holds several that fit, or has values
+            that are not finite.
     """
     path = path.expanduser()
     state = backbone.state_dict()
-    read = _read_weights(path, key)
-    given, rest = _by_name(read, state, f"{key}={path}")
-    part = _part(given, read)
+    place = f"{key}={path}"
+    reading = _chosen(_readings(_read_weights(path, key), state), state, path, key)
+    given, read = reading.given, reading.tensors
+    prefix, suffix = reading.affixes
+    modules = {name.partition(".")[0] for name in state}
     dropped: list[str] = []
     unknown: list[str] = []
-    for name in rest:
-        if _bare(name, state).startswith((*ignored, *HEADS)) or not name.startswith(part):
-            dropped.append(name)
-        else:
+    for name in sorted(read.keys() - set(given.values())):
+        inside = name.startswith(prefix) and name.endswith(suffix)
+        bare = name.removeprefix(prefix)
+        if inside and bare.partition(".")[0] in modules and not bare.startswith(ignored):
             unknown.append(name)
+        else:
+            dropped.append(name)
     missing = [name for name in state if name not in given]
     needed = [name for name in missing if not name.endswith(COUNTER)]
     misfits = [name for name in given if read[given[name]].shape != state[name].shape]
     for what, names in (("lacks", needed), ("has unknown tensors", unknown), ("has other shapes for", misfits)):
         if names:
-            raise ModelError(
-                f"{key}={path} belongs to another network: it {what} {some_of(sorted(names), MAX_LISTED)}; {advice}"
-            )
+            raise ModelError(f"{place} belongs to another network: it {what} {_some(names)}{_held(reading)}; {advice}")
     taken = {name: read[source] for name, source in given.items()}
-    check_finite(taken, f"{key}={path}")
+    check_finite(taken, place)
     backbone.load_state_dict(taken, strict=False)
     warn_once(
-        f"{key}={path}: {len(taken)} tensors are taken; dropped: {some_of(dropped, MAX_LISTED) or 'none'}; missing: "
-        f"{some_of(missing, MAX_LISTED) or 'none'}"
+        f"{place}: {len(taken)} tensors are taken{_found_at(reading)}; dropped: {_some(dropped)}; missing: "
+        f"{_some(missing)}"
     )
 
 
-def _by_name(read: Mapping[str, Tensor], state: Mapping[str, Tensor], place: str) -> tuple[dict[str, str], list[str]]:
-    """Return the name in a file of each tensor that the network has, by the network's name, and the names of the rest.
+def _some(names: Sequence[str]) -> str:
+    return some_of(sorted(names), MAX_LISTED) or "none"
+
+
+def _held(reading: WeightsReading) -> str:
+    """Return what a file holds instead of the network, for messages; empty if it has most of the network's names."""
+    if len(reading.given) > 1:
+        return ""
+    return f" (it holds {some_of(list(reading.tensors), MAX_LISTED)})"
+
+
+def _found_at(reading: WeightsReading) -> str:
+    """Return where in a file the network is, for messages: `` of 'model' by the prefix 'module.'``."""
+    found = ""
+    if reading.keys:
+        found += f" of {'.'.join(reading.keys)!r}"
+    for what, affix in zip(("prefix", "suffix"), reading.affixes, strict=True):
+        if affix:
+            found += f" by the {what} {affix!r}"
+    return found
+
+
+def _state_dicts(content: Mapping[Any, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], State]]:
+    """Yield the tensors by name of each mapping in what ``torch.load`` returned, with the entries that lead to it."""
+    tensors = {name: item for name, item in content.items() if isinstance(name, str) and isinstance(item, Tensor)}
+    if tensors:
+        yield keys, tensors
+    for name, item in content.items():
+        if isinstance(name, str) and isinstance(item, Mapping) and len(keys) < MAX_DEPTH:
+            yield from _state_dicts(item, (*keys, name))
+
+
+def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> list[WeightsReading]:
+    """Return the ways to read a network in a file, the one with most of its tensors first."""
+    needed = [name for name in state if not name.endswith(COUNTER)]
+    anchors = sorted(needed, key=len)[-MAX_ANCHORS:]
+    found: list[WeightsReading] = []
+    for keys, tensors in dicts:
+        affixes: dict[tuple[str, str], None] = {}
+        for anchor in anchors:
+            for name in tensors:
+                before, between, after = name.partition(anchor)
+                if between:
+                    affixes[before, after] = None
+        for before, after in affixes or {("", ""): None}:
+            given = {name: f"{before}{name}{after}" for name in state if f"{before}{name}{after}" in tensors}
+            found.append(WeightsReading(keys, tensors, (before, after), given))
+    return sorted(found, key=lambda reading: -_fitting(reading, state))
+
+
+def _fitting(reading: WeightsReading, state: State) -> int:
+    """Return how many of a network's tensors a reading has, in their shapes and without counters."""
+    count = 0
+    for name, source in reading.given.items():
+        if not name.endswith(COUNTER) and reading.tensors[source].shape == state[name].shape:
+            count += 1
+    return count
+
+
+def _chosen(readings: Sequence[WeightsReading], state: State, path: Path, key: str) -> WeightsReading:
+    """Return the reading that fits best.
 
     Raises:
-        ModelError: two tensors of the file are of one name.
+        ModelError: another fits as well, with other values; the message has the commands that keep one of them.
     """
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    for source in read:
-        name = _bare(source, state)
-        if name not in state:
-            rest.append(source)
-        elif name in given:
-            raise ModelError(
-                f"{place}: {given[name]} and {source} may both be {name}: save the one that is meant, with "
-                "safetensors.torch.save_file"
-            )
-        else:
-            given[name] = source
-    return given, rest
+    best = readings[0]
+    needed = sum(not name.endswith(COUNTER) for name in state)
+    different = [best]
+    for other in readings[1:]:
+        if _fitting(best, state) < needed or _fitting(other, state) < needed:
+            break
+        if not any(_same_values(known, other) for known in different):
+            different.append(other)
+    if len(different) == 1:
+        return best
+    ways: list[str] = []
+    for number, reading in enumerate(different[:MAX_LISTED], 1):
+        target = path.with_name(f"{path.stem}-{number}.pth")
+        others = [other for other in different if other is not reading and other.keys == reading.keys]
+        command = _keeping(reading, others, path, target)
+        ways.append(f"{_found_at(reading).strip() or 'without a prefix'}: {command} and {key}={target}")
+    raise ModelError(f"{key}={path} holds {len(different)} networks that fit; keep one, {'; or '.join(ways)}")
 
 
-def _bare(name: str, known: Container[str]) -> str:
-    """Return a tensor's name without :data:`PREFIXES`, as far as it takes to be ``known``."""
-    while name not in known:
-        prefix = next((each for each in PREFIXES if name.startswith(each)), "")
-        if not prefix:
-            return name
-        name = name.removeprefix(prefix)
-    return name
+def _same_values(reading: WeightsReading, other: WeightsReading) -> bool:
+    for name, source in reading.given.items():
+        if name in other.given and not torch.equal(reading.tensors[source], other.tensors[other.given[name]]):
+            return False
+    return True
 
 
-def _part(given: Mapping[str, str], read: Mapping[str, Tensor]) -> str:
-    """Return what a network's names begin with in a file of a larger network; empty if it is the whole."""
-    removed = {source.removesuffix(name) for name, source in given.items()}
-    if len(removed) != 1:
-        return ""
-    (prefix,) = removed
-    if prefix.endswith(PARTS) and any(not name.startswith(prefix) for name in read):
-        return prefix
-    return ""
+def _keeping(reading: WeightsReading, others: Sequence[WeightsReading], path: Path, target: Path) -> str:
+    """Return the command that writes one of a file's networks to another file."""
+    before, after = reading.affixes
+    kept = f"k.startswith({before!r}) and k.endswith({after!r})"
+    for first, last in [other.affixes for other in others]:
+        if first.startswith(before) and last.endswith(after):  # its names would be kept as well
+            kept += f" and not (k.startswith({first!r}) and k.endswith({last!r}))"
+    entry = "".join(f"[{name!r}]" for name in reading.keys)
+    loaded = f"safetensors.torch.load_file({str(path)!r})"
+    with path.open("rb") as stream:
+        if not _is_safetensors(stream.read(9)):
+            loaded = f"torch.load({str(path)!r}, 'cpu', weights_only=True){entry}"
+    code = (
+        "import argparse, safetensors.torch, torch; torch.serialization.add_safe_globals([argparse.Namespace]); "
+        f"torch.save({{k: v for k, v in {loaded}.items() if {kept}}}, {str(target)!r})"
+    )
+    return shell_line(["python", "-c", code])
 
 
 def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
@@ -146,54 +231,49 @@ def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
         )
 
 
-def _read_weights(path: Path, key: str) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file or of a state dict, on the CPU.
+def _is_safetensors(start: bytes) -> bool:
+    """Return whether a file that begins with these nine bytes is read as safetensors."""
+    if start[8:] == b"{":  # after the length of the header
+        return True
+    return not start.startswith((b"PK", b"\x80"))  # a ZIP archive, a pickle: torch.save's
+
+
+def _read_weights(path: Path, key: str) -> list[tuple[tuple[str, ...], State]]:
+    """Return the tensors by name in a safetensors file, or in each entry of one of ``torch.save``, on the CPU.
 
     Raises:
-        ModelError: the file is missing or unreadable.
+        ModelError: the file is missing or unreadable, or holds no tensors by name.
     """
+    place = f"{key}={path}"
     if not path.exists():
         raise ModelError(
-            f"{key}={path}: no such file; write one with safetensors.torch.save_file("
+            f"{place}: no such file; write one with safetensors.torch.save_file("
             f"torchvision.models.resnet18(weights='DEFAULT').state_dict(), 'resnet18.safetensors')"
         )
     try:
         check_regular(path, MAX_TENSOR_FILE)
         with path.open("rb") as stream:
-            start = stream.read(9)
-            is_safetensors = start[8:] == b"{"  # after the length of the header
-            if is_safetensors or not start.startswith((b"PK", b"\x80")):  # a ZIP archive, a pickle: torch.save's
-                return load_file(path)
+            if _is_safetensors(stream.read(9)):
+                return [((), load_file(path))]
             stream.seek(0)  # given its path, torch would go by the suffix
             with torch.serialization.safe_globals([Namespace]):  # the settings that training scripts save along
                 content = torch.load(stream, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{key}={path}: not a readable safetensors file, nor one of torch.save: {error}") from error
+        raise ModelError(f"{place}: not a readable safetensors file, nor one of torch.save: {error}") from error
     except Exception as error:  # torch raises many types for what is no state dict
         raise ModelError(
-            f"{key}={path} cannot be read as a state dict, which is all that is read of such a file: "
+            f"{place} cannot be read as a state dict, which is all that is read of such a file: "
             f"{str(error).partition(chr(10))[0]}; write one with torch.save(network.state_dict(), 'network.pth')"
         ) from error
-    return _unwrapped(content, f"{key}={path}")
-
-
-def _unwrapped(content: Any, place: str) -> dict[str, Tensor]:
-    """Return the state dict in what ``torch.load`` returned: itself, or an entry of :data:`WRAPPERS`.
-
-    Raises:
-        ModelError: there is none; the message names what there is.
-    """
-    while isinstance(content, Mapping):
-        if content and all(isinstance(item, Tensor) for item in content.values()):
-            return {str(name): tensor for name, tensor in content.items()}
-        inner = next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
-        if inner is None:
-            raise ModelError(
-                f"{place} is no state dict: it holds {some_of(list(map(str, content)), MAX_LISTED) or 'nothing'}, and "
-                f"none of {', '.join(WRAPPERS)}; torch.save(network.state_dict(), 'network.pth') writes one"
-            )
-        content = content[inner]
-    raise ModelError(f"{place} is no state dict: torch.save(network.state_dict(), 'network.pth') writes one")
+    held = type(content).__name__
+    if isinstance(content, Mapping):
+        if found := list(_state_dicts(content)):
+            return found
+        held = some_of(list(map(str, content)), MAX_LISTED) or "nothing"
+    raise ModelError(
+        f"{place} is no state dict: it holds {held}, and no tensors by name; "
+        "torch.save(network.state_dict(), 'network.pth') writes one"
+    )
 
 
 def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:

@@ -13,8 +13,8 @@ makes one folder per party; each gets its own folder and nothing of the others:
 - ``operator/``: ``ca.crt`` to know the server by, and ``nodes/<name>.pub``, the public keys to enrol.
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
-Private files have mode 0600. Nothing that is there and still good is made again, so the command can run at every start:
-a server certificate is renewed when it ends within 30 days or when its host names change; keys are kept.
+Private files have mode 0600. Files that are still good are kept, so the command can run at every
+start. A server certificate is renewed when it ends within 30 days or when its host names change; keys are kept.
 """
 
 import datetime
@@ -80,7 +80,7 @@ class Certificates:
 
 
 def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = SERVER_DAYS) -> list[str]:
-    """Make what is missing, renew what ends soon, keep the rest; what was done, one line per file.
+    """Make missing files and renew certificates that end soon; return one line for each file.
 
     Args:
         folder: where the files go; made if it is missing.
@@ -187,7 +187,7 @@ def _make_node(files: Certificates, name: str) -> None:
 
 
 def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
-    """Why the server's certificate must be made (again); empty if it is good."""
+    """Return why the server's certificate must be made or renewed; empty if it is good."""
     if not (files.server.exists() and files.server_key.exists()):
         return "new"
     certificate, authority = _certificate(files.server), _certificate(files.authority)

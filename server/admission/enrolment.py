@@ -56,7 +56,7 @@ class Enrolment:
         return sorted(path.stem for path in self.folder.glob("nodes/*.pub"))
 
     def enrol(self, names: Sequence[str] = (), clients: Sequence[str] = ()) -> dict[str, str]:
-        """Enrol devices, all that are known unless named; what happened, by name. Again is no error.
+        """Enrol devices, by default all known ones; return what happened, by name. Enrolling again is no error.
 
         Args:
             names: the devices.
@@ -84,8 +84,8 @@ class Enrolment:
     def restore(self, seconds: float = RESTORE_SECONDS) -> dict[str, str]:
         """Enrol the devices again that were enrolled from this folder and that the SuperLink does not know.
 
-        Each is enrolled for the client that it was. Devices that were dismissed, and keys that were never enrolled, are
-        left out.
+        Each device is enrolled for its earlier client. Devices that were dismissed, and keys that were never enrolled,
+        are left out.
 
         Args:
             seconds: how long to wait for the SuperLink, which may be starting.
@@ -120,7 +120,7 @@ class Enrolment:
         return {str(node["node-id"]) for node in answer["nodes"]}
 
     def dismiss(self, name: str) -> str:
-        """Take a device off the list; its key is refused from then on. What happened.
+        """Take a device off the list, so that its key is refused; return what happened.
 
         Raises:
             ConfigError: the device was not enrolled from this folder.

@@ -36,10 +36,10 @@ GRACE_SECONDS = 5.0
 """Seconds by which a message outlives the engine's deadline, so that the engine names the reason of a missing reply."""
 
 NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-"""Flower's errors for a missing reply. Each can have several causes, and Flower's text does not tell them apart."""
+"""Flower's errors for a missing reply. An error can have several causes, and Flower's text does not tell them apart."""
 
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 20.0, 3600.0
-"""Seconds a node is given to register. They double after each lost reply, up to an hour.
+"""Seconds a node is given to register. The time doubles after each lost reply, up to an hour.
 
 The node is asked again after a tenth of that time.
 """
@@ -165,7 +165,7 @@ class FlowerEngine:
         Waiting ends early if as many nodes were refused as clients are absent. With enrolled nodes, only a node that
         is enrolled for an absent client counts.
         """
-        found: set[str] = set()
+        admitted: set[str] = set()
         failures: dict[int, Failure] = {}  # by node
         deadline = Deadline(seconds)
         first_reply_deadline = Deadline(seconds)
@@ -175,8 +175,8 @@ class FlowerEngine:
                 first_reply_deadline.extend(PATIENCE_SECONDS + GRACE_SECONDS)
             for identity, message in self._pull(set(self._asked)):
                 self._note_registration(identity, message)
-            self._admit_registered(admit, found, failures)
-            absent = self._absent(expected) - found
+            self._admit_registered(admit, admitted, failures)
+            absent = self._absent(expected) - admitted
             if self._awaits_first_reply():
                 current_deadline = first_reply_deadline
             else:
@@ -190,8 +190,8 @@ class FlowerEngine:
                 failures.setdefault(node, Failure(self._title(node), "lost", "it has not answered yet"))
         return list(failures.values())
 
-    def _admit_registered(self, admit: Admit, found: set[str], failures: dict[int, Failure]) -> None:
-        """Admit the clients of all registrations that have arrived; add them to ``found``, or to ``failures``."""
+    def _admit_registered(self, admit: Admit, admitted: set[str], failures: dict[int, Failure]) -> None:
+        """Admit the clients of all registrations that have arrived; add them to ``admitted``, or to ``failures``."""
         for node, state in sorted(self._states.items()):
             outcome = state.outcome
             if outcome is None:
@@ -208,7 +208,7 @@ class FlowerEngine:
                     failures[node] = Failure(state.name or client, "refused", reason)
                 else:
                     self._nodes[client] = node
-                    found.add(client)
+                    admitted.add(client)
 
     def _conflict(self, client: str, node: int) -> str | None:
         """Return why ``node`` cannot be ``client``, or ``None`` if it can."""
@@ -254,8 +254,8 @@ class FlowerEngine:
             state.name = None
         with self._limit:
             nodes = list(self.grid.get_nodes())
-        for found in nodes:
-            self._states.setdefault(found.node_id, NodeState()).name = found.name
+        for info in nodes:
+            self._states.setdefault(info.node_id, NodeState()).name = info.name
         for identity, node in list(self._inbox.late.items()):
             if not self._is_online(node):  # a node that went offline has forgotten its request
                 del self._inbox.late[identity]
@@ -369,8 +369,8 @@ class FlowerEngine:
     ) -> tuple[Sequence[str], Sequence[str]]:
         """Return the clients with a node that is online, in order: those to send to, and those that are behind.
 
-        A client is behind while its node works on an earlier request. It is sent the request all the same if the
-        exchange cannot close without it.
+        A client is behind while its node works on an earlier request. If the exchange cannot close without this client,
+        the engine still sends the request.
         """
         busy = set(self._inbox.late.values())
         clients = []

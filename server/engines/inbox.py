@@ -1,7 +1,8 @@
 """Replies through Flower's Grid, each read when its last part has arrived.
 
-Flower's own ``pull_messages`` starts with a reply as soon as its sender has announced it. It then waits up to two hours
-for the reply's parts, and all other replies wait with it. Here a reply that is not complete is polled again later.
+Flower's own ``pull_messages`` starts with a reply as soon as its sender has announced it. The call then waits up to two
+hours for the reply's parts, and all other replies wait as well. Here a reply that is not complete is polled again
+later.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class InlineEngine:
         )  # not in the try: a full disk is the server's error
 
     def close(self) -> None:
-        """See :class:`server.run.engine.Engine`. Clients that have not begun are not asked any more."""
+        """End the threads; clients that have not begun are not asked any more."""
         if self._pool is not None:
             with uninterrupted():
                 self._pool.shutdown(cancel_futures=True)

@@ -16,12 +16,12 @@ class WaitReport:
     """Reports one wait: after five seconds, when other clients are waited for, and when the wait has doubled.
 
     Args:
-        receive: gets each report; ``None`` leaves them out.
+        listener: gets each report; ``None`` leaves them out.
         number: the round; ``None`` while clients register.
     """
 
-    def __init__(self, receive: OnWaiting | None, number: int | None = None) -> None:
-        self._receive = receive
+    def __init__(self, listener: OnWaiting | None, number: int | None = None) -> None:
+        self._listener = listener
         self._number = number
         self._began = time.monotonic()
         self._reported = 0.0
@@ -29,7 +29,7 @@ class WaitReport:
 
     def __call__(self, names: Sequence[str]) -> None:
         """Report that ``names`` are waited for, if it is time to."""
-        if self._receive is None or not names:
+        if self._listener is None or not names:
             return
         seconds = time.monotonic() - self._began
         if seconds - self._reported < WAIT_SECONDS:
@@ -38,4 +38,4 @@ class WaitReport:
             return
         self._reported = seconds
         self._names = names
-        self._receive(names, seconds, self._number)
+        self._listener(names, seconds, self._number)

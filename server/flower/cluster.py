@@ -16,8 +16,8 @@ from server.flower.processes import QUIET, in_one_line
 ENDS_RUN = 6
 """Code of a reply by which :class:`server.flower.simulation.ClusterBackend` ends the run; the reason is for the user.
 
-It is Flower's ``ErrorCode.MOD_FAILED_PRECONDITION``, which would take an import of Flower. No client has a module that
-sends it.
+The code is Flower's ``ErrorCode.MOD_FAILED_PRECONDITION``, written as a number to save an import of Flower. No client
+has a module that sends this code.
 """
 
 JOIN_SECONDS = 60.0
@@ -84,7 +84,7 @@ def places_on(machines: Sequence[Machine], gpus: float) -> int:
         gpus: as in :meth:`Machine.places`.
 
     Raises:
-        ConfigError: not one does.
+        ConfigError: no actor fits.
     """
     places = sum(machine.places(gpus) for machine in machines)
     if places == 0:
@@ -104,7 +104,7 @@ def find_cluster(address: str) -> Cluster:
             that ``ray start`` made on this machine.
 
     Raises:
-        ConfigError: there is none, or this machine cannot join it.
+        ConfigError: no cluster is there, or this machine cannot join the cluster.
     """
     with tempfile.TemporaryDirectory(prefix="goldfinch-", ignore_cleanup_errors=True) as folder:
         try:
@@ -119,14 +119,14 @@ def find_cluster(address: str) -> Cluster:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            found = f"what listens there does not answer as Ray's head does within {JOIN_SECONDS:.0f} s"
-            raise _not_joined(address, found) from error
+            problem = f"what listens there does not answer as Ray's head does within {JOIN_SECONDS:.0f} s"
+            raise _not_joined(address, problem) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"Ray ended with exit status {done.returncode}"]
         raise _not_joined(address, in_one_line(lines[-1]))
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    machines = [machine_of(node) for node in found["nodes"] if node["Alive"]]
-    return Cluster(found["address"], tuple(machines))
+    cluster = json.loads(done.stdout.strip().splitlines()[-1])
+    machines = [machine_of(node) for node in cluster["nodes"] if node["Alive"]]
+    return Cluster(cluster["address"], tuple(machines))
 
 
 def machine_of(node: dict[str, object]) -> Machine:
@@ -137,10 +137,10 @@ def machine_of(node: dict[str, object]) -> Machine:
     return Machine(name, resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
-def _not_joined(address: str, found: str) -> ConfigError:
+def _not_joined(address: str, problem: str) -> ConfigError:
     """Return the error of an address that leads to no cluster, or to one that this machine cannot join."""
     return ConfigError(
-        f"engine.address={address}: this machine joined no Ray cluster there: {found}. Expected is HOST:PORT as "
+        f"engine.address={address}: this machine joined no Ray cluster there: {problem}. Expected is HOST:PORT as "
         "printed by ray start --head, or auto, on a machine that has joined it by ray start --address=HOST:PORT with "
         "the same versions of Ray and Python; ray status --address=HOST:PORT shows a cluster. Without engine.address "
         "the simulation runs on this machine alone"

@@ -93,22 +93,22 @@ def connections(path: Path) -> dict[str, str]:
     """Return the addresses of the SuperLinks in Flower's ``config.toml`` by name, without Flower's simulations.
 
     Args:
-        path: the file. One that is missing or cannot be read has none.
+        path: the file. A file that is missing or cannot be read has no SuperLinks.
     """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
     except (OSError, ValueError):
         return {}
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     if not isinstance(entries, dict):
-        return found
+        return addresses
     for name, entry in entries.items():
         address = None
         if isinstance(entry, dict):
             address = entry.get("address")
         if isinstance(address, str) and address and not address.startswith(":"):
-            found[name] = address
-    return found
+            addresses[name] = address
+    return addresses
 
 
 def check_connection(path: Path, name: str | None, remedy: str = ADD_CONNECTION) -> None:
@@ -125,22 +125,22 @@ def check_connection(path: Path, name: str | None, remedy: str = ADD_CONNECTION)
         ConfigError: the connection is missing, or is Flower's local simulation.
     """
     try:
-        connections = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
-        chosen = name or connections.get("default", "local")
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
+        chosen = name or entries.get("default", "local")
     except FileNotFoundError:
-        connections, chosen = {}, name or "local"
+        entries, chosen = {}, name or "local"
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    connection = connections.get(chosen)
+    connection = entries.get(chosen)
     address = None
     if isinstance(connection, dict):
         address = connection.get("address")
     if isinstance(address, str) and address and not address.startswith(":local"):
         return
-    found = "names no SuperLink"
+    problem = "names no SuperLink"
     if address:
-        found = f"is Flower's local simulation, {address}"
-    raise ConfigError(f"the connection {chosen!r} in {path} {found}. {remedy}")
+        problem = f"is Flower's local simulation, {address}"
+    raise ConfigError(f"the connection {chosen!r} in {path} {problem}. {remedy}")
 
 
 def program(name: str) -> str:
@@ -270,7 +270,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Start a program. Its output goes to ``<logs>/<name>.log``.
+        """Start a program, with its output in ``<logs>/<name>.log``.
 
         Args:
             name: the program's name in messages.
@@ -327,12 +327,12 @@ class Processes:
 
 def marked(mark: str) -> list[int]:
     """Return the ids of the running processes that the group with this mark started, directly or indirectly."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["environ"]):
         environment = process.info["environ"] or {}
         if environment.get(MARK) == mark:
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def _signal(process: int, number: int) -> None:

@@ -91,7 +91,7 @@ class Actors:
         machines: names of the machines that have or had actors, by Ray's id; this machine is the first.
 
     Raises:
-        EngineError: none started.
+        EngineError: no actor started.
     """
 
     def __init__(self, resources: Mapping[str, float], wanted: int) -> None:
@@ -167,7 +167,7 @@ class Actors:
 
 
 def free_places(resources: Mapping[str, float], wanted: int) -> int:
-    """Return for how many of ``wanted`` actors the machines have room, now or as soon as an earlier run has left."""
+    """Return how many of ``wanted`` actors fit on the machines, now or when an earlier run has ended."""
     end = time.monotonic() + FREE_SECONDS
     while True:
         free = available_resources_per_node()
@@ -185,7 +185,7 @@ def start_actors(resources: Mapping[str, float], count: int) -> list[Actor]:
     """Return ``count`` new actors; fewer if some do not start in time.
 
     Raises:
-        EngineError: none started, or Ray reports an error.
+        EngineError: no actor started, or Ray reports an error.
     """
     options = ClientAppActor.options(**resources, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
     handles: dict[Any, Any] = {}
@@ -214,15 +214,15 @@ def start_actors(resources: Mapping[str, float], count: int) -> list[Actor]:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error of Ray's, which ends with that of the actor."""
+    """Return the last line of an error of Ray's, which is the actor's own error."""
     return str(error).strip().splitlines()[-1].strip()
 
 
 class ClusterBackend(raybackend.RayBackend):
     """Flower's Ray back end on the cluster that ``RAY_ADDRESS`` names.
 
-    It has as many actors as a run on this machine alone would have (``init_args.num_cpus``). If a machine dies, the
-    replies of the clients that it was playing are lost, and the other machines go on.
+    The back end has as many actors as a run on this machine alone would have (``init_args.num_cpus``). If a machine
+    dies, the replies of its clients are lost, and the other machines go on.
     """
 
     def init_ray(self, backend_config: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class ClusterBackend(raybackend.RayBackend):
         return self.actors.count
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
-        """Start the actors. They end when this process leaves the cluster."""
+        """Start the actors, which end when this process leaves the cluster."""
         self.app_fn = app_fn
         self.actors = Actors(self.client_resources, self.wanted)
         print(f"{self.actors.count} actors on {', '.join(self.actors.machines.values())}", flush=True)
@@ -285,7 +285,7 @@ class ClusterBackend(raybackend.RayBackend):
                         f"{machine} cannot play clients: {last_line(error)}. Install {settings.software} there, for "
                         "the Python that ray start runs on"
                     ) from error
-        check_registrations([(machine, registered(machine, reply)) for machine, reply in replies], settings)
+        check_registrations([(machine, registrations_of(machine, reply)) for machine, reply in replies], settings)
         return replies[0][1]
 
 
@@ -293,7 +293,7 @@ def check_sees_folder(actor: Actor, settings: RunSettings, machine: str) -> None
     """Check that an actor's machine sees the run's folder, where clients keep their own state between rounds.
 
     Raises:
-        EngineError: it does not.
+        EngineError: the machine does not see the folder.
     """
     path = settings.output_folder / "config.yaml"
     if not ray.get(actor.handle.__ray_call__.remote(lambda _, path: path.is_file(), path)):
@@ -303,11 +303,11 @@ def check_sees_folder(actor: Actor, settings: RunSettings, machine: str) -> None
         )
 
 
-def registered(machine: str, reply: Message) -> list[Registration]:
+def registrations_of(machine: str, reply: Message) -> list[Registration]:
     """Return the clients that a node registered on a machine.
 
     Raises:
-        EngineError: it did not; the reason is the client's.
+        EngineError: the node did not register; the message has the client's reason.
     """
     from common.errors import PayloadError
     from strategies.core.flower import properties_to_registrations
@@ -318,20 +318,20 @@ def registered(machine: str, reply: Message) -> list[Registration]:
         raise EngineError(f"{machine}: {error}") from error
 
 
-def check_registrations(found: Sequence[tuple[str, Sequence[Registration]]], settings: RunSettings) -> None:
+def check_registrations(by_machine: Sequence[tuple[str, Sequence[Registration]]], settings: RunSettings) -> None:
     """Check that all machines have the run's code, and the same data.
 
     Args:
-        found: machines, each with its registrations of the same clients.
+        by_machine: machines, each with its registrations of the same clients.
         settings: the run's settings.
 
     Raises:
-        EngineError: one does not; it is named.
+        EngineError: a machine has other code or data; the message names the machine.
     """
     from strategies.core.participants import code_text
 
-    first, expected = found[0]
-    for machine, registrations in found:
+    first, expected = by_machine[0]
+    for machine, registrations in by_machine:
         for registration, other in zip(registrations, expected, strict=True):
             if registration.code != settings.code:
                 raise EngineError(

@@ -260,8 +260,8 @@ def how_it_ended(status: str, details: str, log: Path, start: int = 0) -> str:
     """Return why a run did not complete, and what to do.
 
     Args:
-        status: Flower's own.
-        details: Flower's own, too.
+        status: the run's final status in Flower.
+        details: Flower's text about the status.
         log: file with Flower's output.
         start: bytes of it that are of earlier runs in the same folder.
     """
@@ -471,8 +471,9 @@ GOLDFINCH_ERROR = "common.errors."
 def cause_of(log: Path, start: int = 0) -> str:
     """Return the error in Flower's output that ended the run.
 
-    It is the last of Goldfinch's own, with the indented lines of its message, since that names reasons and remedy.
-    Without one, it is the first error: those after it are Flower's and Ray's, which only wrap it.
+    The last of Goldfinch's own errors names reasons and remedy, so it is returned with the indented lines of its
+    message. Without an error of Goldfinch's own, the first error is returned: Flower's and Ray's later errors only wrap
+    it.
 
     Args:
         log: file with Flower's output.

@@ -1,4 +1,4 @@
-"""A SuperLink for one simulation. It starts early, while this process imports its libraries and checks the settings."""
+"""A SuperLink for one simulation, started while this process imports its libraries and checks the settings."""
 
 import contextlib
 import shutil
@@ -38,7 +38,7 @@ class SimulationLink:
             logs: folder to keep the SuperLink's log in.
 
         Raises:
-            EngineError: it ended or does not answer. The message has the end of its log.
+            EngineError: the SuperLink ended or does not answer. The message has the end of its log.
         """
         self.logs = logs
         wait_healthy(self.child, f"http://{self.address}/health", log=logs / self.child.log.name)
@@ -54,7 +54,7 @@ class SimulationLink:
 
 @contextlib.contextmanager
 def simulation_link(**more: str) -> Iterator[SimulationLink]:
-    """Start a SuperLink in an empty folder. It and all processes that it started are stopped after the block.
+    """Start a SuperLink in an empty folder; stop the SuperLink and all processes that it started after the block.
 
     Args:
         more: variables of its environment, such as the ``RAY_ADDRESS`` of a cluster to join.

@@ -26,7 +26,7 @@ from strategies.core.federation import Federation
 from strategies.core.participants import Registry
 
 DIGITS = 4
-"""Decimals of a recorded epsilon. It is rounded up, so that it remains a bound and is never 0."""
+"""Decimals of a recorded epsilon, which is rounded up so that the number remains a bound and is never 0."""
 
 LEDGER = "privacy.json"
 """The file of :class:`ReleaseCounts` in a run's folder."""
@@ -35,7 +35,7 @@ RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """Statuses of replies that left the device."""
 
 MEASUREMENTS = ("seconds_load", "seconds_score", "seconds_train", "seconds_save", "peak_bytes")
-"""Columns of ``replies.jsonl`` that a device measured. They may depend on images, and have no noise."""
+"""Columns of ``replies.jsonl`` that a device measured. The values may depend on images, and have no noise."""
 
 PUBLIC = (
     "samples and class counts (labels are not protected)",
@@ -104,13 +104,13 @@ class ReleaseCounts:
                     "begin another run in another output="
                 ) from error
 
-    def asked(self, run: str, clients: Iterable[str]) -> None:
+    def count_requests(self, run: str, clients: Iterable[str]) -> None:
         """Record before an exchange that each of ``clients`` is asked for a release."""
         for client in clients:
             self._of(run, client)["open"] += 1
         self._write()
 
-    def answered(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record the outcome of an exchange.
 
         Args:
@@ -130,25 +130,25 @@ class ReleaseCounts:
             if releases:
                 entry["counted"] = max(entry["counted"], releases)
                 entry["open"] = 0
-                found = self._clients[client]["randomness"]
-                self._clients[client]["randomness"] = sorted({*found, str(row.get("randomness") or "")})
+                sources = self._clients[client]["randomness"]
+                self._clients[client]["randomness"] = sorted({*sources, str(row.get("randomness") or "")})
         self._write()
 
     def releases(self) -> dict[str, int]:
         """Return the number of releases of each client in this folder, over all runs and their resumed parts."""
-        found: dict[str, int] = {}
+        by_client: dict[str, int] = {}
         for client, entry in sorted(self._clients.items()):
-            found[client] = 0
+            by_client[client] = 0
             for counts in entry["runs"].values():
-                found[client] += max(counts["counted"] + counts["open"], counts["came"])
-        return found
+                by_client[client] += max(counts["counted"] + counts["open"], counts["came"])
+        return by_client
 
     def randomness(self) -> list[str]:
         """Return the sources of the noise that the devices reported, each once."""
-        found: set[str] = set()
+        sources: set[str] = set()
         for entry in self._clients.values():
-            found.update(entry["randomness"])
-        return sorted(found)
+            sources.update(entry["randomness"])
+        return sorted(sources)
 
     def _of(self, run: str, client: str) -> dict[str, int]:
         entry = self._clients.setdefault(client, {"randomness": [], "runs": {}})
@@ -162,8 +162,8 @@ class ReleaseCounts:
 def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's entry of ``privacy.json``, checked.
 
-    Its counts by run are ``counted`` (releases that the device reported), ``open`` (requests since its last report) and
-    ``came`` (replies that arrived).
+    The entry's counts by run are ``counted`` (releases that the device reported), ``open`` (requests since its last
+    report) and ``came`` (replies that arrived).
     """
     runs: dict[str, dict[str, int]] = {}
     for run, counts in entry["runs"].items():
@@ -174,24 +174,24 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
-def unprotected(privacy: GaussianPrivacy, sent: Mapping[str, bool]) -> list[str]:
+def unprotected_parts(privacy: GaussianPrivacy, sent: Mapping[str, bool]) -> list[str]:
     """Return the parts that are ``sent`` without noise."""
     noised = privacy.noised(prototypes=sent["prototypes"], weights=sent["weights"])
     return [part for part, is_sent in sent.items() if is_sent and part not in noised]
 
 
-def conditions(bare: Iterable[str], randomness: Iterable[str]) -> list[str]:
+def unmet_conditions(bare: Iterable[str], randomness: Iterable[str]) -> list[str]:
     """Return why there is no epsilon; empty if there is one.
 
     Args:
         bare: the parts that leave without noise.
         randomness: the sources of the devices' noise; only ``system`` cannot be predicted.
     """
-    found = [CONDITIONS[part] for part in bare]
+    reasons = [CONDITIONS[part] for part in bare]
     for source in randomness:
         if source != "system":
-            found.append(CONDITIONS.get(source, f"the noise is drawn from {source!r}"))
-    return found
+            reasons.append(CONDITIONS.get(source, f"the noise is drawn from {source!r}"))
+    return reasons
 
 
 def privacy_report(
@@ -210,9 +210,9 @@ def privacy_report(
     if not isinstance(privacy, GaussianPrivacy) or ledger is None:
         return None
     noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
-    bare = unprotected(privacy, ledger.sent)
+    bare = unprotected_parts(privacy, ledger.sent)
     releases, randomness = ledger.releases(), ledger.randomness()
-    unmet = conditions(bare, randomness)
+    unmet = unmet_conditions(bare, randomness)
     by_count: dict[int, float | None] = {}  # most clients have the same number of releases
     conditional: dict[str, float | None] = {}
     for client, count in releases.items():
@@ -241,7 +241,7 @@ def privacy_report(
 
 
 class PrivacyAccount:
-    """The releases of a run with differential privacy, and what they came to.
+    """The releases of a run with differential privacy, and the budget that they have spent.
 
     Args:
         settings: the run's settings, with differential privacy.
@@ -266,11 +266,11 @@ class PrivacyAccount:
         """Return why there is no epsilon or a weak one, one sentence each."""
         privacy = self.settings.privacy
         assert isinstance(privacy, GaussianPrivacy)
-        unmet = conditions(unprotected(privacy, self.ledger.sent), ())
+        unmet = unmet_conditions(unprotected_parts(privacy, self.ledger.sent), ())
         return [f"no epsilon: {reason}" for reason in unmet] + warnings_of(privacy, self._samples())
 
     def report(self) -> dict[str, Any] | None:
-        """See :func:`privacy_report`."""
+        """Return the entry ``privacy`` of ``summary.json`` for the releases so far."""
         return privacy_report(self.settings, self.ledger, self._samples())
 
     def summary(self) -> str:
@@ -316,12 +316,12 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
     Args:
         runs: settings and folders; runs without differential privacy or without a release are left out.
     """
-    found: dict[str, list[tuple[GaussianPrivacy, ReleaseCounts]]] = {}
+    by_data: dict[str, list[tuple[GaussianPrivacy, ReleaseCounts]]] = {}
     for settings, folder in runs:
         privacy, ledger = settings.privacy, ReleaseCounts(folder)
         if isinstance(privacy, GaussianPrivacy) and any(ledger.releases().values()):
-            found.setdefault(settings.data.name, []).append((privacy, ledger))
-    return {data: _total_report(spent) for data, spent in found.items()}
+            by_data.setdefault(settings.data.name, []).append((privacy, ledger))
+    return {data: _total_report(spent) for data, spent in by_data.items()}
 
 
 def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dic
             unit = "sample"
         noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
         history.append((list(noised.values()), max(ledger.releases().values())))
-        unmet |= dict.fromkeys(conditions(unprotected(privacy, ledger.sent), ledger.randomness()))
+        unmet |= dict.fromkeys(unmet_conditions(unprotected_parts(privacy, ledger.sent), ledger.randomness()))
     value = rounded_up(composed(history, delta))
     epsilon_of_all = value
     if unmet:

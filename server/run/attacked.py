@@ -15,7 +15,7 @@ from strategies.core.federation import Closing, Reply
 
 
 class AttackedEngine:
-    """An engine with the registrations and replies of hostile clients changed; it may be any simulated engine.
+    """A simulated engine of any kind, with the registrations and replies of hostile clients changed.
 
     Args:
         inner: the simulated engine.
@@ -31,7 +31,7 @@ class AttackedEngine:
         """The samples that hostile clients registered, which their answers must repeat."""
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
-        """See :class:`server.run.engine.Engine`."""
+        """Register the clients, hostile ones with the registration that the attack makes of theirs."""
 
         def admit_changed(registration: Registration) -> str | None:
             if registration.client in self.attack.clients:
@@ -53,7 +53,10 @@ class AttackedEngine:
         keep: Keep = as_it_is,
         closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
-        """See :class:`server.run.engine.Engine`. An update that the attack withholds is nobody's in time."""
+        """Exchange one message; replace the updates of hostile clients by those of the attack.
+
+        An update that the attack withholds is reported as lost.
+        """
         replies, failures = self.inner.exchange(message, requests, seconds, keep=keep)
         honest: dict[str, Payload] = {}
         for reply in replies:
@@ -77,5 +80,5 @@ class AttackedEngine:
         return without_the_late(sent, failures, closing)
 
     def close(self) -> None:
-        """See :class:`server.run.engine.Engine`."""
+        """Close the simulated engine."""
         self.inner.close()

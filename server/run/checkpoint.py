@@ -19,7 +19,7 @@ BEST = "best"
 """What the file of the best round by validation is called instead of ``round``."""
 
 MEMORY = "memory/"
-"""Prefix of what the guards against hostile updates remember."""
+"""Prefix of the memory of the guards against hostile updates."""
 
 _COUNTED = TypeAdapter(dict[str, OwnVersion])
 
@@ -29,7 +29,7 @@ class Checkpoint:
     """A state and what it belongs to.
 
     Args:
-        method, identity, seed: what the run was; another run's checkpoint is refused.
+        method, identity, seed: the run's; another run's checkpoint is refused.
         rounds: how many rounds the run was to have.
         key: what participants are drawn from (``rounds.key``).
         seconds: wall seconds of the run so far, parts that crashed included up to their last checkpoint.
@@ -95,7 +95,7 @@ class Checkpoints:
         """The checkpoint of round ``number``.
 
         Raises:
-            CheckpointError: it is no longer kept, or is damaged.
+            CheckpointError: the checkpoint is no longer kept, or is damaged.
         """
         kept = self.series.numbers()
         if number not in kept:

@@ -29,9 +29,9 @@ from server.run.trackers import tracker_settings, tracking
 def prepare_output(settings: RunSettings) -> None:
     """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    What is in the folder decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until
-    :func:`run_federation` begins, so that nothing is lost if an engine cannot be started. That function decides again
-    under its lock, because another process may have started a run here in between.
+    The folder's content decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until
+    :func:`run_federation` begins, so that nothing is lost if an engine cannot be started. :func:`run_federation`
+    decides again under its lock, because another process may have started a run here in between.
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or files that a run would
@@ -91,11 +91,12 @@ def check_holds_no_runs(folder: Path) -> None:
     """Refuse a folder that other runs lie below, such as a sweep's.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: a run lies below the folder.
     """
     below = (path.parent for path in folder.glob("*/**/events.jsonl") if (path.parent / "config.yaml").exists())
-    if (found := next(below, None)) is not None:
-        raise ConfigError(f"{folder} holds other runs, such as {found}: choose another output=, such as {folder}/NAME")
+    run = next(below, None)
+    if run is not None:
+        raise ConfigError(f"{folder} holds other runs, such as {run}: choose another output=, such as {folder}/NAME")
 
 
 class FolderInUseError(ConfigError):
@@ -139,7 +140,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
     """Replace the errors of a full, read-only or broken disk by one with a message; other errors pass.
 
     Raises:
-        EngineError: which file it was, why, and what to do.
+        EngineError: the message names the file, the cause, and what to do.
     """
     try:
         yield
@@ -168,7 +169,7 @@ def run_federation(
 
     Args:
         settings: the run's settings.
-        engine: how clients are reached. It is closed at the end.
+        engine: how clients are reached; closed at the end.
         listeners: called with every event.
         stop: called before every round; ``True`` ends the run.
 

@@ -1,4 +1,4 @@
-"""What an engine is to the round loop: a way to reach clients, independent of the transport."""
+"""The interface of an engine: how the round loop reaches clients, independent of the transport."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,7 @@ ENOUGH = "enough others had answered"
 class Failure:
     """Why a client's reply does not count as it was sent, or did not come; the text is cut, and made printable.
 
-    Status and reason of a reply in the record, its event, and the event of a score that it lacks are those of one such
-    object.
+    The record of a reply, its event, and the event of its missing score take status and reason from one such object.
 
     Args:
         status: ``failed`` (its own error), ``lost`` (no answer in time), ``late`` (enough others had answered),

@@ -231,7 +231,7 @@ def lines_about(subject: Subject, began: float) -> Listener:
         print(f"{waiting_for(subject.engine)} ...", flush=True)
 
     def show(name: str, entry: Mapping[str, Any]) -> None:
-        lines = repeats.passed(name, entry, describe(name, entry, subject.rounds))
+        lines = repeats.lines_after(name, entry, describe(name, entry, subject.rounds))
         if name == "finish":
             lines.append(f"wrote {subject.folder}")
         for line in lines:
@@ -252,7 +252,7 @@ class Repeats:
         """The events of updates that were scaled in the present round."""
         self._told_of_scaling = False
 
-    def passed(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
+    def lines_after(self, name: str, entry: Mapping[str, Any], line: str) -> list[str]:
         """Return the lines to show for an event: the counts of the round that ended, and the event's own line.
 
         Args:

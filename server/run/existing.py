@@ -1,4 +1,4 @@
-"""What the output folder of a run holds already, and what a run that is to be written there does with it.
+"""The content of a run's output folder, and the decision to start, go on, keep or refuse.
 
 Rounds that are done belong to the user. Only ``overwrite=true`` replaces them. :func:`decide` follows this table, and
 every command asks it. A *study* is a command with many runs: a sweep, a comparison, a reproduced table.
@@ -65,7 +65,7 @@ class Decision:
         reason: why the folder's run is kept; empty for the other steps.
         is_run: whether the folder holds a run, with or without rounds that are done.
         replaces: whether a run with rounds or a score is replaced, as ``overwrite=true`` asked.
-        finished: whether the folder's run has the settings and the rounds that are asked for, by whatever code.
+        finished: whether the folder's run has the settings and the rounds that are asked for; its code may differ.
     """
 
     step: Step
@@ -76,7 +76,7 @@ class Decision:
 
 
 def decide(settings: RunSettings, *, study: bool = False) -> Decision:
-    """Return what a run does with what its output folder holds; it only reads.
+    """Return what a run does with the content of its output folder, which is only read.
 
     Args:
         settings: the run's settings; ``resume`` and ``overwrite`` say what is allowed.
@@ -86,37 +86,37 @@ def decide(settings: RunSettings, *, study: bool = False) -> Decision:
         ConfigError: the folder holds files that the run would replace, and no run.
         CheckpointError: ``resume`` is set, and the run in the folder cannot go on with these settings.
     """
-    found = ExistingRun.of(settings.output_folder)
-    _check_other_files(found)
-    if not found.has_result:
-        return Decision(Step.START, is_run=found.is_run)
+    existing = ExistingRun.of(settings.output_folder)
+    _check_other_files(existing)
+    if not existing.has_result:
+        return Decision(Step.START, is_run=existing.is_run)
     if study:
-        return _in_a_study(settings, found)
+        return _in_a_study(settings, existing)
     if settings.overwrite:
         return Decision(Step.START, is_run=True, replaces=True)
     if not settings.resume:
         reason = (
-            f"{found.folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
+            f"{existing.folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
             "or choose another output="
         )
         return Decision(Step.KEEP, reason, is_run=True)
     check_resumable(settings)
     if has_finished(settings):
         return Decision(Step.NOTHING, is_run=True, finished=True)
-    if not found.has_checkpoint:
+    if not existing.has_checkpoint:
         raise CheckpointError(
-            f"{found.folder} holds a run without a checkpoint, so that it cannot go on: start it again with "
+            f"{existing.folder} holds a run without a checkpoint, so that it cannot go on: start it again with "
             "overwrite=true, or choose another output="
         )
     return Decision(Step.GO_ON, is_run=True)
 
 
-def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
+def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
     """Return what a run of a study does with a folder in which a run has rounds or a score."""
-    problem = found.problem or _other_settings(settings)
-    other_code = found.other_code(settings)
-    finished = not problem and _is_long_enough(settings, found.facts)
-    if finished and not other_code and found.has_score:
+    problem = existing.problem or _other_settings(settings)
+    other_code = existing.other_code(settings)
+    finished = not problem and _is_long_enough(settings, existing.facts)
+    if finished and not other_code and existing.has_score:
         return Decision(Step.NOTHING, is_run=True, finished=True)
     if settings.overwrite:
         return Decision(Step.START, is_run=True, replaces=True, finished=finished)
@@ -126,7 +126,7 @@ def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
             check_resumable(replace(settings, resume=True))
         except GoldfinchError as error:
             reason = str(error)
-    if not reason and not found.has_checkpoint:
+    if not reason and not existing.has_checkpoint:
         reason = "it has no checkpoint to go on from"
     if reason:
         return Decision(Step.KEEP, reason, is_run=True, finished=finished)
@@ -134,7 +134,7 @@ def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
 
 
 def _is_long_enough(settings: RunSettings, facts: Facts | None) -> bool:
-    """Return whether a run has ended, was scored as asked, and has as many rounds, or stopped early as it would."""
+    """Return whether a run has ended with the scores and the rounds that are asked for, or stopped early alike."""
     if facts is None or facts.end is None or facts.scoring != settings.scoring:
         return False
     done, asked = facts.rounds, settings.train.rounds
@@ -147,26 +147,26 @@ def _is_long_enough(settings: RunSettings, facts: Facts | None) -> bool:
 
 
 def _other_settings(settings: RunSettings) -> str:
-    """Return which settings of the folder's run are others, with both values; empty if they are the same."""
+    """Return the settings that differ from those of the folder's run, with both values; empty if none differs."""
     parts = changed_settings(settings)
     if parts:
         return f"it has other settings: {some_of(parts, MAX_NAMED)}"
     return ""
 
 
-def _check_other_files(found: ExistingRun) -> None:
-    """Refuse a folder with files that a run would replace and that are no run's.
+def _check_other_files(existing: ExistingRun) -> None:
+    """Refuse a folder that holds no run, but files that a run would replace.
 
     Raises:
-        ConfigError: it names them.
+        ConfigError: the folder has such files; the message names them.
     """
-    if found.is_run:
+    if existing.is_run:
         return
-    names = [name for name in dict.fromkeys(RUN_NAMES) if (found.folder / name).exists()]
+    names = [name for name in dict.fromkeys(RUN_NAMES) if (existing.folder / name).exists()]
     if names:
         raise ConfigError(
-            f"{found.folder} holds no run, but {listing(names)}, which a run would replace: choose another output=, "
-            f"such as {found.folder / 'run'}"
+            f"{existing.folder} holds no run, but {listing(names)}, which a run would replace: choose another output=, "
+            f"such as {existing.folder / 'run'}"
         )
 
 
@@ -192,7 +192,7 @@ class ExistingRun:
 
     @classmethod
     def of(cls, folder: Path) -> ExistingRun:
-        """Return the run in ``folder``; one that :attr:`is_run` says is none, if there is none."""
+        """Return the run in ``folder``; if there is none, :attr:`is_run` is False."""
         files = RunFiles(folder)
         problem = ""
         facts: Facts | None = None

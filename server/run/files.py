@@ -30,7 +30,7 @@ BEGINNINGS = ("start", "resume")
 """Events that begin a part of a run."""
 
 ENDINGS = ("finish", "stopped", "failed")
-"""Events of which one ends a part of a run. It holds the facts of :class:`End` if the part ended in order."""
+"""Events that end a part of a run. Such an event holds the facts of :class:`End` if the part ended in order."""
 
 
 def check_version(folder: Path) -> None:
@@ -48,7 +48,7 @@ def check_version(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended that is not going on.
+    """The end of a run.
 
     Args:
         event: ``finish``, ``stopped``, or ``failed``: the rounds are done, and the last state has no score.
@@ -71,7 +71,7 @@ class End:
     privacy: Mapping[str, Any] | None = None
 
     def content(self) -> dict[str, Any]:
-        """Return the facts as the event holds them, besides its name and round; what is empty is left out."""
+        """Return the facts as the event holds them, besides its name and round; empty facts are left out."""
         facts = asdict(self)
         del facts["event"], facts["round"]
         return {name: value for name, value in facts.items() if value not in (None, [])}
@@ -89,7 +89,7 @@ class Facts:
     """What a run's files state of it besides its scores and replies.
 
     Args:
-        method: the method's name; so are ``data``, ``protocol`` and ``model``.
+        method, data, protocol, model: their names.
         seed: the run's seed.
         identity: the settings that change the result, as a hash; see :attr:`common.settings.RunSettings.identity`.
         configuration: the same without the seed.
@@ -171,7 +171,7 @@ EVALUATED, OWN, SHARED = "exported model", "own model", "global model"
 
 
 class RunFiles:
-    """The files of a run's folder, finished or not. Each is read when it is first needed, and only once.
+    """The files of a run's folder, finished or not. A file is read when it is first needed, and only once.
 
     Every property raises :class:`~common.errors.ConfigError` if its file is damaged, or if an older version wrote it.
 
@@ -189,7 +189,7 @@ class RunFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """``config.yaml``. It may name classes that must not be imported.
+        """``config.yaml``, which may name classes that must not be imported.
 
         Raises:
             ConfigError: there is no such file.
@@ -307,10 +307,10 @@ class RunFiles:
         return RunScores(self.score_lines, self.events, facts.scorers, facts.measures, metric, chosen_by)
 
     def rules_by(self, metric: str = "accuracy") -> dict[str, dict[str, Any]]:
-        """Return the scores under each rule, see :func:`common.metrics.summarise`; of what an unfinished run has.
+        """Return the scores under each rule so far, see :func:`common.metrics.summarise`.
 
-        A run that has ended without a round has none. If its last state could not be scored, it has none by the rule
-        ``final``.
+        A run that has ended without a round has no scores. If the last state could not be scored, the run has no
+        score by the rule ``final``.
 
         Args:
             metric: by which test images are scored.
@@ -319,10 +319,10 @@ class RunFiles:
         if facts.end is not None and not facts.trained:
             return {}
         last = int(self.config["rounds"]["last_rounds"])
-        found = self.scores_by(metric).rules(last, facts.unseen)
+        by_rule = self.scores_by(metric).rules(last, facts.unseen)
         if facts.end is not None and facts.end.event == "failed":
-            found.pop("final", None)
-        return found
+            by_rule.pop("final", None)
+        return by_rule
 
 
 def _module(target: str) -> str:
@@ -345,15 +345,15 @@ def scorers_in(beginning: Mapping[str, Any]) -> dict[str, Scorers]:
 
 def _taking_part(part: Sequence[Mapping[str, Any]], registered: Collection[str]) -> Sequence[str]:
     """Return the clients that registered before a part of a run began, and while it ran."""
-    found: set[str] = set()
+    clients: set[str] = set()
     for entry in part:
         if entry["event"] in BEGINNINGS:
-            found.update(entry["clients"])
+            clients.update(entry["clients"])
         if entry["event"] == "registered":
-            found.add(str(entry["client"]))
+            clients.add(str(entry["client"]))
         if End.of(entry) is not None:
             break
-    return tuple(sorted(found.intersection(registered)))
+    return tuple(sorted(clients.intersection(registered)))
 
 
 @dataclass(frozen=True)
@@ -400,8 +400,8 @@ def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]
     Returns:
         By client, the samples that it ``registered`` and that it ``counted`` for in the first such ``round``.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_client: dict[str, dict[str, int]] = {}
     for entry in events:
         if entry["event"] == COUNTS_LESS_EVENT:
-            found[str(entry["client"])] = {key: int(entry[key]) for key in ("registered", "counted", "round")}
-    return dict(sorted(found.items()))
+            by_client[str(entry["client"])] = {key: int(entry[key]) for key in ("registered", "counted", "round")}
+    return dict(sorted(by_client.items()))

@@ -100,8 +100,8 @@ class History:
     - ``events.jsonl``: one line per event of the run.
     - ``prototypes/``: see :mod:`server.run.prototype_log`.
 
-    Listeners get every event. They also get the rows, as ``scores`` and ``replies``, and each round's other metrics by
-    domain, as ``metrics``; these three are not in ``events.jsonl``.
+    Listeners get every event. Listeners also get the rows, as ``scores`` and ``replies``, and each round's other
+    metrics by domain, as ``metrics``; these three are not in ``events.jsonl``.
 
     Args:
         last: replies and events of later rounds are dropped, since a resumed run writes them again. ``-1`` drops all.
@@ -137,7 +137,7 @@ class History:
             self.rewind()
 
     def rewind(self) -> None:
-        """Drop the rounds that the run writes again. It must be called once before scores and replies are added."""
+        """Drop the rounds that the run writes again. Call :meth:`rewind` once, before scores and replies are added."""
         from server.run.prototype_log import PrototypeLog
 
         for name in (SCORES, REPLIES, EVENTS):
@@ -215,8 +215,8 @@ class History:
 
     def rounds(self, event: str) -> list[int]:
         """The rounds of all events of that name, such as ``round done``."""
-        found = read_lines(self.folder / EVENTS)
-        return [int(entry["round"]) for entry in found if entry["event"] == event]
+        lines = read_lines(self.folder / EVENTS)
+        return [int(entry["round"]) for entry in lines if entry["event"] == event]
 
     def answers(self) -> Mapping[str, int]:
         """Return the run's replies by what became of them, see :class:`server.run.files.ReplyTotals`."""

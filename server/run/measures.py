@@ -54,12 +54,12 @@ class FurtherMeasures:
             number: the scored round.
             entries: the scores, as the gate accepted them; at least one.
         """
-        found: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         if self.scores:
-            found |= self.confidence(entries).values()
+            values |= self.confidence(entries).values()
         if self.own_metric.sum_names:
-            found |= self._own_values(number, self.sums(entries))
-        return found
+            values |= self._own_values(number, self.sums(entries))
+        return values
 
     def recorded(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``values`` and ``sums`` of one score as its line holds them, without values that are not defined.
@@ -103,16 +103,16 @@ def described(measures: Mapping[str, Measure]) -> dict[str, dict[str, Any]]:
 
 def measures_in(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Measure]:
     """Return the metrics that :func:`described` wrote."""
-    found: dict[str, Measure] = {}
+    measures: dict[str, Measure] = {}
     for name, each in content.items():
-        found[name] = Measure(str(each["label"]), str(each["unit"]), bool(each["lower_is_better"]))
-    return found
+        measures[name] = Measure(str(each["label"]), str(each["unit"]), bool(each["lower_is_better"]))
+    return measures
 
 
 def resolutions_of(events: Iterable[Mapping[str, Any]], number: int) -> dict[str, float]:
     """Return how far a value of a round on test images may be from the exact one, by metric that is binned."""
-    found: dict[str, float] = {}
+    resolutions: dict[str, float] = {}
     for entry in events:
         if entry["event"] == "score" and entry["round"] == number:
-            found = dict(entry.get("resolution", {}))
-    return found
+            resolutions = dict(entry.get("resolution", {}))
+    return resolutions

@@ -203,7 +203,7 @@ class OpenFolder:
 
 
 def what_is_scored(method: Method) -> str:
-    """Return what the scores of a method's run are of: one of the names in :mod:`server.run.files`."""
+    """Return which model a method's run scores: one of the names in :mod:`server.run.files`."""
     if not method.trains:
         return EVALUATED
     if method.personal:

@@ -17,7 +17,7 @@ from common.errors import EngineError
 class OwnProcesses:
     """A group of goldfinch's commands, started from threads. If the block around it fails, all are ended.
 
-    Each keeps its last complete round. No command starts after the first was ended.
+    Each command keeps its last complete round. No command starts after the first was ended.
     """
 
     def __init__(self) -> None:

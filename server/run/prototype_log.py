@@ -73,7 +73,7 @@ class PrototypeLog:
 
 def read_pages(folder: Path) -> list[Page]:
     """Return the rounds that were kept, ascending; files that cannot be read are left out."""
-    found: list[Page] = []
+    pages: list[Page] = []
     series = Series(folder)
     for number in series.numbers():
         with contextlib.suppress(ValueError, KeyError):
@@ -81,8 +81,8 @@ def read_pages(folder: Path) -> list[Page]:
             page, uploaded = split_tensors(tensors), split_tensors(under_prefix("uploaded/", tensors))
             if page.prototypes is not None and uploaded.prototypes is not None:
                 clients = tuple(facts["clients"])
-                found.append(Page(number, page.prototypes, uploaded.prototypes, page.extra["owners"], clients))
-    return found
+                pages.append(Page(number, page.prototypes, uploaded.prototypes, page.extra["owners"], clients))
+    return pages
 
 
 def kept_rounds(last: int) -> set[int]:

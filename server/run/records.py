@@ -1,4 +1,4 @@
-"""What each exchange of a run came to, as lines of its history; and the best round by validation."""
+"""The outcome of each exchange of a run as lines of its history, and the best round by validation."""
 
 from __future__ import annotations
 
@@ -104,17 +104,19 @@ class Recorder:
         best = best_round(states(self._validated.scores, self._skipped))
         self.federation.best = best.round if best else -1
 
-    def skipped(self, number: int, outcome: Outcome) -> None:
+    def record_skipped(self, number: int, outcome: Outcome) -> None:
         """Write that round ``number`` missed its quorum."""
         self._skipped.add(number)
         self.history.event(
             "round skipped", round=number, answered=len(outcome.updates), needed=outcome.needed, by=outcome.by
         )
 
-    def asked(self, requests: Mapping[str, Request]) -> None:
+    def count_requests(self, requests: Mapping[str, Request]) -> None:
         """Count each request to train as a release of a private run, before it is sent."""
         if self.account is not None:
-            self.account.ledger.asked(self.run_id, [client for client, request in requests.items() if request.train])
+            self.account.ledger.count_requests(
+                self.run_id, [client for client, request in requests.items() if request.train]
+            )
 
     def record(
         self,
@@ -124,7 +126,7 @@ class Recorder:
         outcome: Outcome,
         failures: Sequence[Failure],
     ) -> None:
-        """Write what an exchange came to.
+        """Write the outcome of an exchange.
 
         Args:
             message: the tensors that every client was sent.
@@ -184,7 +186,7 @@ class Recorder:
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
         if self.account is not None:
-            self.account.ledger.answered(self.run_id, lines)
+            self.account.ledger.count_replies(self.run_id, lines)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""
@@ -310,25 +312,25 @@ class Recorder:
         Returns:
             By ``test`` or ``validation``, then by round and domain; empty mappings without such metrics.
         """
-        found: dict[str, dict[tuple[int, str], Further]] = {"test": {}, "validation": {}}
+        values: dict[str, dict[tuple[int, str], Further]] = {"test": {}, "validation": {}}
         if not self._further.measures:
-            return found
+            return values
         for scored_on, by_domain in _entries_by_domain(outcome).items():
             for domain, entries in sorted(by_domain.items()):
-                found[scored_on][scored_round, domain] = self._further.values(scored_round, entries)
-        return found
+                values[scored_on][scored_round, domain] = self._further.values(scored_round, entries)
+        return values
 
     def _resolution(self, outcome: Outcome) -> dict[str, Any]:
         """Return how far the values on test images may be from the exact ones, by metric that is binned."""
-        found: dict[str, float] = {}
+        resolutions: dict[str, float] = {}
         if not self._further.measures:
             return {}
         for entries in _entries_by_domain(outcome)["test"].values():
             for metric, resolution in self._further.resolution(entries).items():
-                found[metric] = max(found.get(metric, 0.0), resolution)
-        if not found:
+                resolutions[metric] = max(resolutions.get(metric, 0.0), resolution)
+        if not resolutions:
             return {}
-        return {"resolution": found}
+        return {"resolution": resolutions}
 
     def _tell_metrics(self, scored_round: int, values: Mapping[tuple[int, str], Further]) -> None:
         """Tell the listeners of the metrics of each domain, over all clients that scored it."""
@@ -374,10 +376,10 @@ class Recorder:
         early = scored_round < min(EARLY_ROUNDS, self.settings.train.rounds)
         if early or domain in self._collapsed or loss is None or loss > guessing / 2:
             return
-        found = one_class(entry["confusion"])
-        if found is None:
+        predicted = one_class(entry["confusion"])
+        if predicted is None:
             return
-        label, share = found
+        label, share = predicted
         self._collapsed.add(domain)
         self.history.event(
             "collapsed",
@@ -485,29 +487,29 @@ def chance(counts: Sequence[ClassTotals]) -> Chance:
 
 
 def remedies(settings: RunSettings, steps: int) -> list[str]:
-    """Return the settings that may help a run at chance, each with its reason, the likeliest first; none that it has.
+    """Return settings that may help a run at chance and that it lacks, with a reason; the likeliest come first.
 
     Args:
         settings: the run's settings.
         steps: a client's steps in a round.
     """
-    found: list[str] = []
+    settings_to_try: list[str] = []
     train = settings.train
     if settings.data.augmentation.normalisation == "fixed":
-        found.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
+        settings_to_try.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
     longer: list[str] = []
     if train.batch_size > 8:
         longer.append("train.batch_size=8")
     if train.epochs < 5:
         longer.append("train.epochs=5")
     if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
-        found.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
+        settings_to_try.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
     if train.optimizer == "sgd":
-        found.append("train.optimizer=adam train.learning_rate=0.001")
+        settings_to_try.append("train.optimizer=adam train.learning_rate=0.001")
     own_statistics = getattr(settings.method, "refresh_statistics", False)
     if getattr(settings.model, "norm", None) == "batch" and not own_statistics:
-        found.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
-    return found
+        settings_to_try.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
+    return settings_to_try
 
 
 def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
@@ -538,14 +540,14 @@ def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
 
 def _entries_by_domain(outcome: Outcome) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
     """Return the scores in the accepted replies, by ``test`` or ``validation``, then by domain."""
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {"test": {}, "validation": {}}
+    scores: dict[str, dict[str, list[Mapping[str, Any]]]] = {"test": {}, "validation": {}}
     for reply in outcome.admitted:
         for entry in reply.answer.scores:
-            found["test"].setdefault(entry["domain"], []).append(entry)
+            scores["test"].setdefault(entry["domain"], []).append(entry)
         validation = reply.answer.validation
         if validation is not None:
-            found["validation"].setdefault(validation["domain"], []).append(validation)
-    return found
+            scores["validation"].setdefault(validation["domain"], []).append(validation)
+    return scores
 
 
 def _byte_columns(direction: str, parts: Mapping[str, int], total: int) -> dict[str, int]:

@@ -106,12 +106,12 @@ def _seconds_of_end(folder: Path) -> float:
 
 
 def record_interruption(folder: Path, reason: str) -> None:
-    """Append the event of a part that ends at once, as while its other thread waits for a SuperLink that is silent."""
+    """Append the event of a part that ends at once, such as while another thread waits for a silent SuperLink."""
     append_lines(folder / EVENTS, [{"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}])
 
 
 def _was_killed(folder: Path) -> bool:
-    """Return whether the last part of a run left no word of how it ended."""
+    """Return whether the last part of a run has no event of its end."""
     last = ""
     for entry in read_lines(folder / EVENTS):
         last = entry["event"]
@@ -121,8 +121,8 @@ def _was_killed(folder: Path) -> bool:
 def check_resumable(settings: RunSettings) -> Checkpoint | None:
     """Check that a resumed run's settings agree with the rounds that are done; return the checkpoint to go on from.
 
-    It only reads, so that a run that cannot be resumed keeps every byte. :data:`common.run_config.CHANGEABLE_ON_RESUME`
-    are the settings that may differ.
+    The check only reads, so that a run that cannot be resumed keeps every byte.
+    :data:`common.run_config.CHANGEABLE_ON_RESUME` are the settings that may differ.
 
     Args:
         settings: the run's settings.
@@ -178,7 +178,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
     """Refuse settings that contradict the rounds that are done.
 
     Raises:
-        CheckpointError: which settings, their values now and before, and what to do.
+        CheckpointError: a setting differs; the message has its values now and before, and what to do.
     """
     folder = settings.output_folder
     parts: list[str] = []

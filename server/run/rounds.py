@@ -142,7 +142,7 @@ class RoundLoop:
                 if not outcome.admitted:
                     check_errors_differ(failures, number, len(self.registry.expected))
                 self.state, self.federation.counted = replace(self.state, round=number), counted
-                self.recorder.skipped(number, outcome)
+                self.recorder.record_skipped(number, outcome)
                 return False
             state, self.federation.counted = outcome.state, outcome.counted
             participants = []
@@ -170,12 +170,12 @@ class RoundLoop:
             enough: updates after which the exchange closes; 0 if clients are only asked to score.
 
         Returns:
-            What the exchange came to, and the clients without an accepted reply.
+            The outcome of the exchange, and the clients without an accepted reply.
         """
         # Ask.
         message = self.federation.message(state)
         requests = self.federation.requests(self.checkpoints.run_id, participants, train=enough > 0)
-        self.recorder.asked(requests)
+        self.recorder.count_requests(requests)
 
         # The clients score the state, and train.
         replies, failures = self.engine.exchange(

@@ -163,10 +163,10 @@ SHAPES: dict[str, TypeAdapter[Any]] = {
     REPLIES: TypeAdapter(list[ReplyLine]),
     EVENTS: TypeAdapter(list[Event]),
 }
-"""Of the entries of each file, by its name."""
+"""The type of the entries of each file, by the file's name."""
 
 END = ("sha256", "seconds", "server_peak_bytes")
-"""What the event has that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
+"""Fields of the event that ends a run in order; ``stopped`` and ``failed`` have all of them or none."""
 
 NEEDED = {
     "score": ("round",),
@@ -198,11 +198,11 @@ NEEDED = {
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def read_errors(path: Path) -> Iterator[None]:
     """Replace the errors of a file that cannot be read by one with a message.
 
     Raises:
-        ConfigError: with the file's name.
+        ConfigError: the file cannot be read; the message names the file.
     """
     try:
         check_regular(path, MAX_RECORD)
@@ -212,7 +212,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def check_lines(path: Path, lines: Sequence[dict[str, Any]], first: int = 0) -> None:
-    """Check that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, hold what they are read for.
+    """Check that all ``lines`` of the file at ``path``, if it is one of :data:`SHAPES`, have the fields that are read.
 
     Args:
         path: the file.
@@ -220,24 +220,24 @@ def check_lines(path: Path, lines: Sequence[dict[str, Any]], first: int = 0) -> 
         first: the number of lines before them.
 
     Raises:
-        ConfigError: the first that does not, and what is wrong in it.
+        ConfigError: a line does not; the message names the first such line and its problem.
     """
     if path.name not in SHAPES:
         return
     try:
         SHAPES[path.name].validate_python(lines, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        place, *key = found["loc"]
-        shown = printable(repr(found["input"]))[:100]
-        problem = f"{'.'.join(map(str, key)) or 'it'}: {found['msg']}; it is {shown}"
+        first_error = error.errors(include_url=False)[0]
+        place, *key = first_error["loc"]
+        shown = printable(repr(first_error["input"]))[:100]
+        problem = f"{'.'.join(map(str, key)) or 'it'}: {first_error['msg']}; it is {shown}"
         raise _odd(path, first + int(place), problem) from error
     if path.name == SCORES:
         _check_confusions(path, lines)
 
 
 def _check_confusions(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """See that confusion counts have columns of one length, classes below their number, and one number of classes."""
+    """Check that confusion counts have columns of one length, classes below their number, and one number of classes."""
     known = 0
     for number, line in enumerate(lines):
         if "confusion" not in line:
@@ -256,7 +256,7 @@ def check_events(path: Path, events: Sequence[dict[str, Any]]) -> None:
     """Check that all ``events`` hold the fields of an event of their name.
 
     Raises:
-        ConfigError: the first that does not, and what it lacks.
+        ConfigError: an event does not; the message names the first such event and its missing field.
     """
     for number, event in enumerate(events):
         name: str = event["event"]
@@ -281,10 +281,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: a line is not as a run writes it.
     """
-    with reading(path):
-        found = list(stream_lines(path))
-    check_lines(path, found)
-    return found
+    with read_errors(path):
+        lines = list(stream_lines(path))
+    check_lines(path, lines)
+    return lines
 
 
 def stream_checked(path: Path) -> Iterator[dict[str, Any]]:
@@ -293,7 +293,7 @@ def stream_checked(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError: a line is not as a run writes it.
     """
-    with reading(path):
+    with read_errors(path):
         for number, line in enumerate(stream_lines(path)):
             check_lines(path, [line], number)
             yield line
@@ -311,7 +311,7 @@ def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _entry(line: str) -> dict[str, Any]:
     """Return the entry in ``line``; empty if a crash cut the line short."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}

@@ -58,7 +58,7 @@ def check_errors_differ(failures: Sequence[Failure], number: int, clients: int) 
         clients: clients of the run.
 
     Raises:
-        EngineError: with the traceback that they share.
+        EngineError: all clients raised the same error; the message has its traceback.
     """
     reasons: set[str] = set()
     for failure in failures:

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to, for programs outside Goldfinch. It repeats what the run's other files hold."""
+"""``summary.json``: the results of a run, for programs outside Goldfinch, repeated from the run's other files."""
 
 from __future__ import annotations
 
@@ -91,22 +91,22 @@ def _validation(scores: RunScores) -> dict[str, Any] | None:
     best: RoundScore | None = best_round(states(scores.validated(), scores.skipped))
     if best is None:
         return None
-    found = {"round": best.round, "average": best.average, "missing": dict(best.missing)}
+    content = {"round": best.round, "average": best.average, "missing": dict(best.missing)}
     if scores.chosen_by != "accuracy":
-        found["metric"] = scores.chosen_by
-    return found
+        content["metric"] = scores.chosen_by
+    return content
 
 
 def _further(scores: RunScores, files: RunFiles) -> dict[str, Any]:
-    """Return what ``rounds.scores`` and ``own_metric`` came to in the last scored round; empty without such metrics."""
-    found = described(files.facts.further)
-    if not found:
+    """Return the values of ``rounds.scores`` and ``own_metric`` in the last scored round; empty without them."""
+    metrics = described(files.facts.further)
+    if not metrics:
         return {}
     accuracies = scores.tested()
     resolutions: dict[str, float] = {}
     if accuracies:
         resolutions = resolutions_of(scores.events, accuracies[-1].round)
-    for metric, entry in found.items():
+    for metric, entry in metrics.items():
         entry |= {"domains": {}, "average": None, "worst": None}
         by_round = scores.tested(metric)
         if by_round and by_round[-1].round == accuracies[-1].round:
@@ -115,4 +115,4 @@ def _further(scores: RunScores, files: RunFiles) -> dict[str, Any]:
             entry["missing"] = dict(score.missing)
             if metric in resolutions:
                 entry["resolution"] = resolutions[metric]
-    return found
+    return metrics

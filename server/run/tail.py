@@ -123,12 +123,12 @@ class ToldEvents:
             ConfigError: there is no such score.
         """
         scores = self._scores(number)
-        found = scores.tested() if event == "score" else scores.validated()
-        if not found or found[-1].round != number:
+        rounds = scores.tested() if event == "score" else scores.validated()
+        if not rounds or rounds[-1].round != number:
             raise ConfigError(
                 f"{self._file.path} lacks the scores of round {number}, of which events.jsonl has the event"
             )
-        return found[-1].content()
+        return rounds[-1].content()
 
     def _scores(self, last: int) -> RunScores:
         """Return the scores of the rounds up to ``last``."""
@@ -152,6 +152,6 @@ class ToldEvents:
         lines, replaced = self._file.read()
         if replaced:
             self._lines = []
-        found = [json.loads(line) for line in lines]
-        check_lines(self._file.path, found, len(self._lines))
-        self._lines += found
+        entries = [json.loads(line) for line in lines]
+        check_lines(self._file.path, entries, len(self._lines))
+        self._lines += entries

@@ -1,4 +1,4 @@
-"""Trackers of a run: what they are to the run, their options, and a guard that keeps their errors out of it."""
+"""The trackers of a run: their interface, their options, and a guard that keeps their errors out of the run."""
 
 import contextlib
 import importlib
@@ -36,7 +36,7 @@ class TrackerSettings:
         """Check that the tracker's library can be imported.
 
         Raises:
-            ConfigError: it cannot be imported. The message says how to install it.
+            ConfigError: the library cannot be imported. The message says how to install it.
         """
         if not self.library:
             return

@@ -126,7 +126,8 @@ class Mean:
     def filters(self) -> Sequence[Any]:
         """Return the rule's own filters (:class:`strategies.core.filters.Filter`), new ones for each run; none here.
 
-        They apply after those of the settings, before the average, and may remember earlier exchanges.
+        The rule's filters apply after those of the settings and before the average. A filter may remember earlier
+        exchanges.
         """
         return ()
 
@@ -190,7 +191,7 @@ def limit_samples(clients: Sequence[Client], limit: float) -> list[Client]:
 def sample_limit(samples: Sequence[float], share: float) -> float:
     """Return the largest number c of samples at which no client counts for more than ``share`` of all samples.
 
-    It is the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
+    The limit is the largest c with ``max_k min(N_k, c) <= share * sum_k min(N_k, c)``.
 
     With ``share=1`` there is no limit: c is infinite. If there are fewer numbers than ``1 / share`` there is no such c;
     the smallest number is returned, so that all clients count the same.

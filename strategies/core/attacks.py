@@ -1,8 +1,8 @@
 """Attacks: what hostile clients of a simulation send, to try filters and rules of aggregation on (``attack=``).
 
-Hostile clients train honestly, with the run's method, and change what they send; under a label flip they change what
-they learn from. They know what the honest clients send in the same exchange. An attack of one's own is a class that
-derives from :class:`Attack`. No device of a deployment attacks: it refuses the setting.
+Hostile clients train honestly, with the run's method, and change what they send; under a label flip they change their
+training labels. Hostile clients know what the honest clients send in the same exchange. An attack of one's own is a
+class that derives from :class:`Attack`. A device of a deployment refuses the setting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_THE_BOUND = 1000.0
 """A factor so large that a bound scales the update down to exactly the longest that is accepted."""
 
 MANY_SAMPLES = 9_000_000
-"""The samples that a client registers who lies about them; ``rounds.max_samples`` allows ten million."""
+"""The samples that a client registers that lies about their number; ``rounds.max_samples`` allows ten million."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SignFlip(Attack):
     strength: Positive = AT_THE_BOUND
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
-        """See :meth:`Attack.sent`."""
+        """Reverse the update's step and prototypes, and scale both by ``strength``."""
         steps = {name: -self.strength * step for name, step in steps_of(payload, seen.message).items()}
         changed = stepped(payload, seen.message, steps)
         if payload.prototypes is None:
@@ -110,7 +110,7 @@ class Framing(Attack):
     strength: Positive = AT_THE_BOUND
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
-        """See :meth:`Attack.sent`."""
+        """Send the opposite of the framed client's step; no step if that client sends none."""
         against: Mapping[str, Tensor] = {}
         framed = next((client for client in drawn(seen.clients, seen.seed) if client not in self.clients), "")
         if framed in seen.honest:
@@ -129,12 +129,12 @@ class Noise(Attack):
     strength: Positive = AT_THE_BOUND
 
     def registered(self, registration: Registration) -> Registration:
-        """See :meth:`Attack.registered`."""
+        """Claim about :data:`MANY_SAMPLES` samples in all, in the classes' true proportions."""
         counts = [count * MANY_SAMPLES // registration.samples for count in registration.class_counts]
         return replace(registration, samples=sum(counts), class_counts=counts)
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
-        """See :meth:`Attack.sent`."""
+        """Take a random step, in each tensor with the standard deviation of the honest step times ``strength``."""
         draws = generator(0, "noise", seen.request.client, seen.request.round)
         steps: dict[str, Tensor] = {}
         for name, step in steps_of(payload, seen.message).items():
@@ -145,10 +145,10 @@ class Noise(Attack):
 
 @checked
 class LabelFlip(Attack):
-    """Label y is trained as K - 1 - y. The update is an honest one, of wrong data."""
+    """Hostile clients train honestly with label K - 1 - y in place of y."""
 
     def data(self, split: Split, class_count: int) -> Split:
-        """See :meth:`Attack.data`."""
+        """Return the samples with label K - 1 - y in place of y."""
         return replace(split, labels=class_count - 1 - split.labels)
 
 
@@ -163,7 +163,7 @@ class PrototypeRoll(Attack):
     strength: Positive = AT_THE_BOUND
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:  # noqa: ARG002
-        """See :meth:`Attack.sent`."""
+        """Send each prototype under the next class's label, scaled by ``strength``."""
         if payload.prototypes is None or not len(payload.prototypes):
             return payload
         rows = payload.prototypes
@@ -182,7 +182,7 @@ class Variances(Attack):
     strength: Positive = AT_THE_BOUND
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:  # noqa: ARG002
-        """See :meth:`Attack.sent`."""
+        """Scale the running variances by ``strength``."""
         weights = dict(payload.weights)
         for name, tensor in payload.weights.items():
             if name.endswith("running_var"):
@@ -201,7 +201,7 @@ class LittleIsEnough(Attack):
     strength: NonNegative = 1.5
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
-        """See :meth:`Attack.sent`."""
+        """Take the honest clients' mean step minus ``strength`` of their standard deviations."""
         steps: dict[str, Tensor] = {}
         for name, stacked in honest_steps(seen).items():
             steps[name] = stacked.mean(0) - self.strength * stacked.std(0)
@@ -219,7 +219,7 @@ class InnerProduct(Attack):
     strength: Positive = AT_THE_BOUND
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
-        """See :meth:`Attack.sent`."""
+        """Take the honest clients' mean step times ``-strength``."""
         steps = {name: -self.strength * stacked.mean(0) for name, stacked in honest_steps(seen).items()}
         return stepped(payload, seen.message, steps)
 
@@ -229,7 +229,7 @@ class Absent(Attack):
     """Every update is lost: what remains if a defence recognises hostile clients at once."""
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:  # noqa: ARG002
-        """See :meth:`Attack.sent`."""
+        """Lose the reply."""
         return None
 
 
@@ -262,7 +262,10 @@ def honest_steps(seen: Seen) -> dict[str, Tensor]:
     steps = [steps_of(payload, seen.message) for payload in seen.honest.values()]
     if not steps:
         return {}
-    return {name: torch.stack([each[name] for each in steps]) for name in steps[0]}
+    stacked: dict[str, Tensor] = {}
+    for name in steps[0]:
+        stacked[name] = torch.stack([step[name] for step in steps])
+    return stacked
 
 
 def _scaled(prototypes: PrototypeSet, factor: float) -> PrototypeSet:

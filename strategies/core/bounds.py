@@ -88,8 +88,8 @@ class Bounds:
     """Finds updates that are too long, and remembers the median lengths of earlier exchanges.
 
     Args:
-        factor: >= 1, see the module. It is squared for everything except parameters, because statistics and prototypes
-            differ in scale from domain to domain.
+        factor: >= 1, see the module. The factor is squared for everything except parameters, because statistics and
+            prototypes differ in scale from domain to domain.
         medians: by exchange and part, ``[MEMORY]`` float64: the last exchanges' median lengths, newest last, 0 where
             there was none. A checkpoint must keep them.
     """
@@ -122,7 +122,7 @@ class Bounds:
         batches: dict[str, int] = {}
         for update in updates:
             batches[update.client.id] = _batches(update.client, server.train)
-        found: dict[str, dict[str, Excess]] = {}
+        excesses: dict[str, dict[str, Excess]] = {}
         for name, part in _parts(expected, server).items():
             lengths: dict[Client, float] = {}
             for update in updates:
@@ -136,8 +136,8 @@ class Bounds:
             if not median:
                 continue
             for client, excess in self._compare(name, f"{server.exchange}/{name}", lengths, median, batches).items():
-                found.setdefault(client, {})[name] = excess
-        return found
+                excesses.setdefault(client, {})[name] = excess
+        return excesses
 
     def _compare(
         self, name: str, key: str, lengths: Mapping[Client, float], median: float, batches: Mapping[str, int]
@@ -150,15 +150,15 @@ class Bounds:
         factor = self.factor
         if name != "parameters":
             factor = self.factor**2
-        found: dict[str, Excess] = {}
+        excesses: dict[str, Excess] = {}
         for client, length in lengths.items():
             ratio = 1.0
             if name == "parameters":
                 ratio = min(MAX_RATIO, max(1.0, batches[client.id] / usual_batches))
             bound = factor * usual * ratio
             if length > bound:
-                found[client.id] = Excess(length, bound)
-        return found
+                excesses[client.id] = Excess(length, bound)
+        return excesses
 
     def scale(
         self,

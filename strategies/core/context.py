@@ -22,7 +22,7 @@ class ClientContext(Protocol):
     round: int
     rounds: int
     learning_rate: float
-    """Of this round, as ``train.schedule`` gives it."""
+    """Learning rate of this round, as ``train.schedule`` gives it."""
     exchange: str
     seed: int
     device: torch.device

@@ -209,7 +209,7 @@ class Trained:
     losses: Mapping[str, float]
 
 
-def feature_size(model: nn.Module) -> int:
+def feature_size_of(model: nn.Module) -> int:
     """Return the feature size D of a model that returns (features, logits)."""
     size: Any = model.feature_size
     return int(size)

@@ -1,4 +1,4 @@
-"""No training: clients score an exported model on their own test data, and nothing of it changes.
+"""No training: clients score an exported model on their own test data, and the model does not change.
 
 ``goldfinch evaluate MODEL engine=...`` runs it. The server reads the model from a folder and sends it with the request
 to score. Devices rebuild the network from the settings and need no file of the model.
@@ -42,25 +42,25 @@ class ExportedModel(Method):
 
     @property
     def trains(self) -> bool:
-        """There are no rounds."""
+        """Return False: there are no rounds."""
         return False
 
     @property
     def personal(self) -> bool:
-        """Each client scores on its own domain."""
+        """Return True: each client scores on its own domain."""
         return True
 
     @property
     def scores_own_training(self) -> bool:
-        """The model comes from elsewhere: its scores tell nothing of a client's training images."""
+        """Return False: the model's scores tell nothing of a client's training images."""
         return False
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """The exported network: what the training method added to classify, without what only training needed."""
+        """Return the exported network, without the parts that only training needs."""
         return without_training_parts(self.trained.extend(model, self.clients, self.seed))
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
-        """The exported model and its prototypes.
+        """Return the exported model and its prototypes.
 
         Raises:
             ConfigError: the folder holds no exported model.
@@ -75,13 +75,13 @@ class ExportedModel(Method):
         return GlobalState(ordered, prototypes, round=0)
 
     def download(self, state: GlobalState, server: ServerContext) -> Download:  # noqa: ARG002
-        """The model, with prototypes if it has any."""
+        """Return the model, with prototypes if it has any."""
         return Download(state.weights, state.prototypes if len(state.prototypes) else None, {})
 
     def compute(
         self, model: nn.Module, images: Tensor, local: ClientContext
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """Features, and the scores of the classes as the exported files give them."""
+        """Return features, and the scores of the classes as the exported files give them."""
 
         def make() -> nn.Module:
             return self.trained.inference(model, local.prototypes, self.seed).to(local.device).eval()

@@ -125,11 +125,11 @@ class Federation:
         answer_store: where replies wait until the exchange closes.
         best: number of the round with the best validation score so far; -1 if there is none. Requests contain it, so
             that devices keep their own state of that round.
-        attempt: number of this part of the run. It is the time in milliseconds, so that it is larger than that of every
-            part before, also of one that ended without a checkpoint.
-        counted: by client id, the version of the client's own state whose update the server counted last. It belongs to
-            the global state: who returns to an earlier state sets it back, too. Requests contain it, so that no reply
-            that was lost, late, refused or left out becomes the past of a client.
+        attempt: number of this part of the run: the time in milliseconds, which is larger than the number of every
+            earlier part, also of a part that ended without a checkpoint.
+        counted: by client id, the version of the client's own state whose update the server counted last. These
+            versions belong to the global state: a return to an earlier state sets them back, too. Requests contain the
+            version, so that no client goes on from a reply that was lost, late, refused or left out.
 
     Raises:
         ConfigError: the method cannot be combined with the aggregation rule, a filter or the privacy settings.
@@ -181,8 +181,8 @@ class Federation:
         self._check_fitting_prototypes(state)
         initial = self.initial_state()
         expected = tensor_specs(initial.weights)
-        found = tensor_specs(state.weights)
-        differ = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        loaded = tensor_specs(state.weights)
+        differ = sorted(name for name in expected.keys() | loaded.keys() if expected.get(name) != loaded.get(name))
         for name, tensor in initial.extra.items():  # a method may add others later, and rows to one without any
             if name in state.extra and tensor.numel() and tensor.shape != state.extra[name].shape:
                 differ.append(name)
@@ -401,7 +401,7 @@ class Federation:
         """Check that scores count as many images as when the client first scored the domain, and as ``rounds`` allows.
 
         Raises:
-            PayloadError: they do not.
+            PayloadError: a count differs, or exceeds the limit.
         """
         limit = self.settings.rounds.test_samples or self.settings.rounds.max_samples
         counts: dict[tuple[str, str], int] = {}
@@ -444,7 +444,7 @@ def _check_exchanges_no_weights(method: Method, model: nn.Module, spec: ModelSpe
     """Refuse networks that differ between clients if the method exchanges weights.
 
     Raises:
-        ConfigError: it does; the message names the command that lists methods that do not.
+        ConfigError: the method does; the message names the command that lists methods that exchange no weights.
     """
     if not isinstance(spec, Mixed):
         return

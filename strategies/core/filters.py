@@ -1,13 +1,19 @@
 """Filters: what may change accepted updates before they are aggregated, besides the aggregation rule.
 
-A plain run has none. :func:`filters_of` is the list of those that the settings ask for; they apply in its order, and
-after them those of the aggregation rule (:meth:`strategies.core.aggregation.Mean.filters`): a filter of one's own comes
-with a rule (docs/methods.md). To add one to Goldfinch, write a class with the functions of :class:`Filter` and add it
-there, with its setting in ``RoundSettings``, and an entry in ``goldfinch/alterations.yaml``. If it changes tensors,
-name it in ``RunSettings.alters_updates`` too: methods whose clients keep a correction of their own step refuse it.
+A plain run has no filters. :func:`filters_of` returns the filters that the settings ask for, and the filters apply in
+this order. The filters of the aggregation rule (:meth:`strategies.core.aggregation.Mean.filters`) apply after them. So
+a user adds a filter of their own with an aggregation rule (docs/methods.md).
 
-A filter sees the updates of all participants of an exchange at once. It may return an update changed, but it leaves
-none out: what is not an answer is refused by the gate before.
+To add a filter to Goldfinch:
+
+- write a class with the functions of :class:`Filter`;
+- add the class to :func:`filters_of`, and its setting to ``RoundSettings``;
+- add an entry to ``goldfinch/alterations.yaml``;
+- if the filter changes tensors, name it in ``RunSettings.alters_updates``. Methods whose clients keep a correction of
+  their own step refuse such a filter.
+
+A filter sees the updates of all participants of an exchange at once. A filter may change an update, but never leaves an
+update out: the gate has already refused the replies that are not accepted.
 """
 
 from __future__ import annotations
@@ -142,9 +148,9 @@ def filters_of(rounds: RoundSettings, keep: Callable[[Update], Update]) -> list[
         rounds: the settings of the rounds.
         keep: where a changed update waits until it is aggregated.
     """
-    found: list[Filter] = []
+    filters: list[Filter] = []
     if rounds.outliers == "clip":
-        found.append(LengthBound(rounds.outlier_factor, keep))
+        filters.append(LengthBound(rounds.outlier_factor, keep))
     if rounds.largest_client is not None or rounds.largest_share < 1:
-        found.append(SampleLimit(rounds.largest_share))
-    return found
+        filters.append(SampleLimit(rounds.largest_share))
+    return filters

@@ -111,8 +111,9 @@ FitFailures = list[tuple[ClientProxy, FitRes] | BaseException]
 class FlowerStrategy(Strategy):
     """A method as a Flower strategy. One Flower round is one exchange of the method.
 
-    It works with Flower's own ``Server``: nodes register in the first round, every node takes part in every round,
-    updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. If an exchange misses
+    The strategy works with Flower's own ``Server``: nodes register in the first round, every node takes part in every
+    round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. If an exchange
+    misses
     its quorum, the round ends: its further exchanges ask no client, and the state of the previous round is kept.
     Goldfinch's own round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
 

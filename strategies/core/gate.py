@@ -146,8 +146,8 @@ class Gate:
         """Check that a score has the sums and the counts of confidences that the run asks for, and no others."""
         sums = entry.get("sums", {})
         if set(sums) != set(self.sum_ranges):
-            found, wanted = some_of(sorted(sums), 3), some_of(sorted(self.sum_ranges), 3)
-            raise PayloadError(f"the score of {entry['domain']} has the sums [{found}]; asked for were [{wanted}]")
+            sent, wanted = some_of(sorted(sums), 3), some_of(sorted(self.sum_ranges), 3)
+            raise PayloadError(f"the score of {entry['domain']} has the sums [{sent}]; asked for were [{wanted}]")
         for name, limits in self.sum_ranges.items():
             mistake = limits.mistake(sums[name], entry["count"])
             if mistake:

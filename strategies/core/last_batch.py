@@ -1,7 +1,7 @@
 """Whether a last batch of one sample is trained on, or joins the batch before it.
 
-Released code trains on it. Batch normalisation cannot where it sees one value of each channel, as of a feature vector
-or of a map of one position; torch raises an error there. Only then the sample joins the batch before it.
+Released code trains on such a batch. Batch normalisation cannot train on one value of each channel, such as a feature
+vector or a map of one position; torch raises an error. Only then the sample joins the batch before it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def keeps_single(settings: RunSettings, model: nn.Module) -> bool:
 
     Args:
         settings: the run's settings.
-        model: its model, extended. It and its mode stay as they are.
+        model: the run's model, extended. The model and its mode stay as they are.
     """
     if not settings.method.takes_single:
         return False
@@ -65,15 +65,15 @@ def joined_clients(
         samples: training samples by client id.
     """
     train = settings.train
-    found: list[str] = []
+    clients: list[str] = []
     for client, count in sorted(samples.items()):
         whole, left = divmod(count, train.batch_size)
         reached = settings.local_steps is None or settings.local_steps >= whole
         if train.last_batch == "keep" and whole and left == 1 and reached:
-            found.append(client)
+            clients.append(client)
     if not settings.method.trains:
         return []
     keeps: dict[str, bool] = {}
-    for domain in {client.rpartition("-")[0] for client in found}:
+    for domain in {client.rpartition("-")[0] for client in clients}:
         keeps[domain] = keeps_single(settings, new_model(domain))
-    return [client for client in found if not keeps[client.rpartition("-")[0]]]
+    return [client for client in clients if not keeps[client.rpartition("-")[0]]]

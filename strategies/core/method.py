@@ -34,7 +34,7 @@ from strategies.core.exchange import (
     Update,
     Upload,
     UploadSpec,
-    feature_size,
+    feature_size_of,
     tensor_specs,
 )
 
@@ -60,8 +60,8 @@ class Method:
     otherwise a robust rule is refused, since it would not protect the method."""
 
     bound: ClassVar[Bound | None] = None
-    """The line of a table that the method is: it is drawn with the other rows and never ranked with them. It is no
-    federation, so a deployment refuses it."""
+    """The bound that the method gives in a table: a table shows the row with the others and never ranks it. A bound is
+    no federation, so a deployment refuses the method."""
 
     pools: ClassVar[bool] = False
     """Whether one client holds the samples of all clients of the protocol."""
@@ -102,7 +102,7 @@ class Method:
 
         ``True`` refuses the settings under which the server counts another update than the client sent
         (:attr:`common.settings.RunSettings.alters_updates`); ``False`` allows them. ``None`` is for methods that keep
-        nothing by :attr:`Upload.local`; under such settings a device refuses to keep what is not declared.
+        nothing by :attr:`Upload.local`; under such settings a device refuses to keep tensors that are not declared.
         """
         return None
 
@@ -114,8 +114,8 @@ class Method:
     def check(self, settings: RunSettings) -> None:
         """Check the run's other settings against the method: here, against what its class declares.
 
-        It is called when settings are composed, on the server and on every device. A method with conditions of its own
-        overrides it, and calls ``super().check(settings)`` first.
+        The server and every device call this function when they compose the settings. A method with conditions of its
+        own overrides the function, and calls ``super().check(settings)`` first.
 
         Args:
             settings: the run's settings; their ``method`` is this one.
@@ -188,7 +188,7 @@ class Method:
     def inference(self, model: nn.Module, prototypes: PrototypeSet, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the module to use after training: from prepared images to features ``[B, D]`` and scores ``[B, K]``.
 
-        Its outputs are those of :meth:`compute` and :meth:`predict` in evaluation mode. It needs no
+        The module's outputs are those of :meth:`compute` and :meth:`predict` in evaluation mode. The module needs no
         :class:`ClientContext`, and can be exported.
         """
         return model
@@ -213,7 +213,7 @@ class Method:
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Run a forward pass; return features ``[B, D]``, logits ``[B, K]``, and further tensors for the loss by name.
 
-        Used in training and, in evaluation mode, for scores. ``model`` is the device's model or a frozen copy of it.
+        Training uses the function, and scoring in evaluation mode. ``model`` is the device's or a frozen copy.
         """
         features, logits = model(images)
         return features, logits, {}
@@ -361,7 +361,7 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
     return ServerContext(
         rounds=settings.train.rounds,
         class_count=settings.data.class_count,
-        feature_size=feature_size(model),
+        feature_size=feature_size_of(model),
         client_count=client_count,
         train=settings.train,
         device=torch.device("cpu"),

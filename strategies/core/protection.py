@@ -1,8 +1,8 @@
 """Which methods differential privacy can cover, and the check that a device sends nothing without noise.
 
-A server runs :func:`check_protects` before the first round, so that a run which no device would answer ends at once.
-That protects nobody from a server that leaves it out. So each device runs it as well: when it registers, and in every
-exchange, over the model that it received.
+A server runs :func:`check_protects` before the first round, so that a run which no device would answer ends at once. A
+hostile server can leave the check out. So each device also runs the check: when it registers, and in every exchange on
+the received model.
 """
 
 from collections.abc import Collection
@@ -119,7 +119,7 @@ def check_scores(privacy: GaussianPrivacy | NoPrivacy, method: Method, *, valida
 
 
 def check_exact_scores(setting: str, method: Method, *, validates: bool) -> None:
-    """Refuse the scores of :func:`check_scores`, whatever it is that forbids them.
+    """Refuse the scores of :func:`check_scores` for the given setting.
 
     Args:
         setting: what forbids them, for the message.

@@ -36,7 +36,11 @@ class RobustRule(Mean, ABC):
     robust: ClassVar[bool] = True
 
     def check(self, method: str, averages: bool, participants: int) -> None:
-        """See :meth:`strategies.core.aggregation.Mean.check`."""
+        """Refuse a method whose server does more than average, and a round with too few participants.
+
+        Raises:
+            ConfigError: the rule would not protect the method, or needs more answers than clients are asked.
+        """
         if not averages:
             raise ConfigError(
                 f"method={method}: the server does not only average what clients send, so "
@@ -66,7 +70,7 @@ class RobustRule(Mean, ABC):
             raise ValueError(f"{self._name} needs {self.min_answers} states; got {len(states)}")
 
     def totals(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """See :meth:`strategies.core.aggregation.Mean.totals`."""
+        """Return the rule's average of the tensors times their number, in float64."""
         totals: dict[str, Tensor] = {}
         for name, tensor in self.combine(states, [1.0] * len(states)).items():
             totals[name] = len(states) * tensor.double()
@@ -131,10 +135,11 @@ SMOOTHING = 1e-6
 class GeometricMedian(RobustRule):
     """The geometric median: the state with the smallest sum of distances to the clients' states.
 
-    Known as RFA (Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022). It is found
-    by the smoothed Weiszfeld algorithm over all floating-point tensors together, and tolerates fewer than half of the
-    clients. It is an average with shares, so counters are averaged with the same shares. If a method clusters rows,
-    those of the smallest majority of clients nearest to the class's geometric median are used.
+    Known as RFA (Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022). The
+    smoothed Weiszfeld algorithm computes the median over all floating-point tensors together. The median tolerates
+    hostile clients if they are fewer than half. The result is an average with shares, so counters are averaged with the
+    same shares. If a method clusters rows, those of the smallest majority of clients nearest to the class's geometric
+    median are used.
     """
 
     @property
@@ -143,7 +148,7 @@ class GeometricMedian(RobustRule):
 
     @property
     def min_answers(self) -> int:
-        """Three, because every point between two answers is a geometric median of the two."""
+        """Return three, because every point between two answers is a geometric median of the two."""
         return 3
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002

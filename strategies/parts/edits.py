@@ -1,7 +1,7 @@
 """Changes of gradients and parameters between the backward pass and the optimiser step.
 
 Proximal and linear terms are added to the gradients without a graph; :func:`displace` moves the parameters and
-:func:`restore` moves them back. Each is one multi-tensor pass over the parameters.
+:func:`restore` moves them back. Each function is one multi-tensor pass over the parameters.
 """
 
 from collections.abc import Iterator, Mapping

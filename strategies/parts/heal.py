@@ -31,10 +31,10 @@ from strategies.core.method import (
 )
 
 MASK = "/mask"
-"""What an upload's mask is called after its tensor."""
+"""Suffix of a mask's name in an upload, after its tensor's name."""
 
 FALLS = "falls/"
-"""Of the names of a client's counts: in how many of its rounds an element fell or stayed."""
+"""Prefix of the names of a client's counts: the rounds in which an element fell or stayed."""
 
 ROUNDS = "rounds"
 """The client's count of its own rounds."""
@@ -74,12 +74,12 @@ class Heal(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """What the base method declares: the counts themselves are of the client's own steps, whatever they became."""
+        """Return the base method's answer: the mask's counts may differ from what the server counted."""
         return bool(super().keeps_step)
 
     @torch.no_grad()
     def upload(self, local: ClientContext, trained: Trained) -> Upload:
-        """The model where the mask is set and the received model elsewhere, with the mask; the client keeps counts."""
+        """Return the model where the mask is set, the received model elsewhere, and the mask; keep the counts."""
         upload = super().upload(local, trained)
         if not self.mask:
             return upload
@@ -136,7 +136,7 @@ class Heal(Averaging):
         """
         movement, gain, lead = (state.extra[name].clone() for name in (MOVEMENT, GAIN, LEAD))
         for update in updates:
-            movement[update.client.index] = distance(update, state.weights, server.parameters)
+            movement[update.client.index] = masked_distance(update, state.weights, server.parameters)
         total = float(movement.sum())
         starts: list[float] = []
         for update in updates:
@@ -178,7 +178,7 @@ def unpacked(bits: Tensor, shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).view(shape).bool()
 
 
-def distance(update: Update, weights: Mapping[str, Tensor], parameters: frozenset[str]) -> float:
+def masked_distance(update: Update, weights: Mapping[str, Tensor], parameters: frozenset[str]) -> float:
     """Return the sum over parameter tensors of the L2 norm of the masked difference from ``weights``."""
     total = 0.0
     for name in sorted(parameters):
@@ -200,7 +200,7 @@ def masked_average(
         updates: models, and masks of the tensors that are masked.
         shares: a_k > 0, one per update.
         before: the state that the clients were sent.
-        aggregation: combines what is not masked.
+        aggregation: combines the tensors without a mask.
     """
     weights = aggregation.combine([update.weights for update in updates], shares)
     for name, average in weights.items():

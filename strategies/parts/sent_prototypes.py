@@ -52,7 +52,7 @@ class SentClusters(Averaging):
 
     @property
     def prototypes_from(self) -> PrototypeMode:
-        """The method's own clustering."""
+        """Return ``own``: the method clusters features itself."""
         return "own"
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002

@@ -136,7 +136,7 @@ def retrain(
     """
     net.load_state_dict(under_prefix(f"{name}/", extra))
     velocity = under_prefix(f"{MOMENTUM}{name}/", extra)
-    with threads(server.train.threads):
+    with torch_threads(server.train.threads):
         velocity = train_net(
             net.train(),
             features,
@@ -169,8 +169,8 @@ def new_discriminator(name: str, server: ServerContext) -> Discriminator:
 def received_discriminator(name: str, local: ClientContext) -> Discriminator:
     """Return the net that the server sent under ``name``, built once per exchange.
 
-    Gradients pass through it, but it does not train. Its batch norm uses the statistics of the batch, as in FedPall's
-    released code.
+    Gradients pass through the net, but the net does not train. Batch norm uses the statistics of the batch, as in
+    FedPall's released code.
     """
 
     def make() -> Discriminator:
@@ -184,7 +184,7 @@ def received_discriminator(name: str, local: ClientContext) -> Discriminator:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Within the context, torch uses ``count`` threads, because another number may round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

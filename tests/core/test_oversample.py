@@ -122,8 +122,8 @@ def test_an_update_that_an_attack_withholds_is_not_in_time(tmp_path: Path) -> No
 def test_what_a_late_client_released_counts(tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path)
     for status, releases in (("late", ""), ("trained", "1")):
-        ledger.asked("run", ["a"])
-        ledger.answered("run", [{"client": "a", "status": status, "releases": releases}])
+        ledger.count_requests("run", ["a"])
+        ledger.count_replies("run", [{"client": "a", "status": status, "releases": releases}])
     assert ledger.releases() == {"a": 2}
 
 

@@ -26,7 +26,7 @@ from support.toy import Toy
 import client.border
 import client.privacy
 import common.settings
-from client.border import BORDER, SCORED, Border, Images, scored_images, trained, training_images
+from client.border import BORDER, SCORED, Border, Images, scored_images, trained_on, training_images
 from client.node import answer_question
 from client.reasons import REASONS, reason_for, says_private
 from client.resident.messages import Question
@@ -308,10 +308,10 @@ def images(*names: str, split: str = "files") -> Images:
 def test_a_border_keeps_the_first_side_of_each_image(tmp_path: Path) -> None:
     border = Border(tmp_path / "border")
     border.check(SCORED, images("a"))
-    border.keep(trained("clinic"), images("a", "b"))
+    border.keep(trained_on("clinic"), images("a", "b"))
     border.keep(SCORED, images("c"))
     again = Border(tmp_path / "border")
-    for side, names in ((SCORED, "ca"), (trained("clinic"), "bc"), (trained("ward"), "b")):
+    for side, names in ((SCORED, "ca"), (trained_on("clinic"), "bc"), (trained_on("ward"), "b")):
         for act in (again.check, again.keep):
             with pytest.raises(ImageSideError, match="each image keeps its side"):
                 act(side, images(*names))
@@ -337,7 +337,7 @@ def test_images_without_files_have_one_division_for_good(tmp_path: Path) -> None
     """Places mean other images where the settings of the data set differ, or its number of images."""
     domain = Toy().load("bright")
     border = Border(tmp_path)
-    border.keep(trained("bright"), training_images(Toy(), domain, torch.arange(3)))
+    border.keep(trained_on("bright"), training_images(Toy(), domain, torch.arange(3)))
     border.keep(SCORED, scored_images(Toy(), domain, whole=False))
     with pytest.raises(ImageSideError, match="each image keeps its side"):
         border.check(SCORED, scored_images(Toy(), domain, whole=True))

@@ -158,18 +158,18 @@ def row(client: str, status: str, releases: int = 0, randomness: str = "system")
 
 def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path, {"prototypes": True})
-    ledger.asked("a", ["x", "y"])
-    ledger.answered("a", [row("x", "trained", 4), row("y", "lost")])
+    ledger.count_requests("a", ["x", "y"])
+    ledger.count_replies("a", [row("x", "trained", 4), row("y", "lost")])
     assert ledger.releases() == {"x": 4, "y": 1}
-    ledger.asked("a", ["y"])
-    ledger.answered("a", [row("y", "trained", 2)])
+    ledger.count_requests("a", ["y"])
+    ledger.count_replies("a", [row("y", "trained", 2)])
     assert ReleaseCounts(tmp_path).releases() == {"x": 4, "y": 2}
 
 
 def report_of(settings: RunSettings, *rows: dict[str, Any]) -> dict[str, Any]:
     """What a run reports whose devices sent these rows, with noise on prototypes and weights."""
     ledger = ReleaseCounts(settings.output_folder, {"prototypes": True, "weights": True})
-    ledger.answered("a", rows)
+    ledger.count_replies("a", rows)
     report = privacy_report(settings, ledger, {"x": 25, "y": 25})
     assert report is not None
     return report
@@ -206,21 +206,21 @@ def test_a_release_with_much_noise_has_an_epsilon_above_zero(tmp_path: Path) -> 
 
 def test_a_device_that_failed_has_released_nothing(tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path)
-    ledger.asked("a", ["x"])
-    ledger.answered("a", [row("x", "failed")])
+    ledger.count_requests("a", ["x"])
+    ledger.count_replies("a", [row("x", "failed")])
     assert ledger.releases() == {"x": 0}
 
 
 def test_a_server_that_died_while_it_waited_counts_what_it_asked_for(tmp_path: Path) -> None:
-    ReleaseCounts(tmp_path).asked("a", ["x"])
+    ReleaseCounts(tmp_path).count_requests("a", ["x"])
     assert ReleaseCounts(tmp_path).releases() == {"x": 1}
 
 
 def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
     for name in ("a", "b"):
         ledger = ReleaseCounts(tmp_path)
-        ledger.asked(name, ["x"])
-        ledger.answered(name, [row("x", "trained", 1)])
+        ledger.count_requests(name, ["x"])
+        ledger.count_replies(name, [row("x", "trained", 1)])
     assert ReleaseCounts(tmp_path).releases() == {"x": 2}
     assert ReleaseCounts(tmp_path, new_run=True).releases() == {}
     assert not (tmp_path / LEDGER).exists()

@@ -163,7 +163,7 @@ def as_class_numbers(path: Path, seed: int) -> None:
 WRITERS = [
     (as_float, r"data\.range=\[0,1\]", {"range": (0.0, 1.0)}),
     (as_twelve_bits, r"data\.range=\[0,4095\]", {"range": (0.0, 4095.0)}),
-    (as_tomography, r"data\.range=\[-10\d\d,30\d\d\]", {"range": (-1024.0, 3071.0)}),
+    (as_tomography, r"data\.range=\[-\d+,30\d\d\]", {"range": (-1024.0, 3071.0)}),
     (as_second_page, r"data\.page=2", {"page": 2}),
     (as_strokes, r"lay the images on a background", None),
     (as_class_numbers, r"data\.range=\[0,15\]", {"range": (0.0, 9.0)}),

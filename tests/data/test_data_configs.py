@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_makers import write_image
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -60,7 +61,7 @@ def test_every_data_file_builds_and_shows_every_field(name: str, tmp_path: Path)
     node = {**composed("data", name)}
     assert (CONF / "data" / f"{name}.yaml").read_text().startswith("# ")
     node["root"] = str(tmp_path)
-    (tmp_path / "domain").mkdir()
+    write_image(tmp_path / "domain" / "cat" / "image.png", 3)
     (tmp_path / "domain" / "metadata.csv").write_text("path,label\n")
     source = build(node, "data")
     assert isinstance(source, DataSource)

@@ -31,7 +31,7 @@ def test_domains_and_classes_are_found(tmp_path: Path) -> None:
 EMPTY = {
     "nothing": ("", "'ward_c' in .* has no images"),
     "no test": ("ward_c/benign/only.png", "'ward_c' in .* has no test images"),
-    "an empty class": ("ward_c/unclear/.hidden.png", "class folder .*ward_c/unclear has no images"),
+    "an empty class": ("ward_c/unclear/.hidden.png", "'ward_c' in .* has no images"),
 }
 
 
@@ -71,7 +71,7 @@ def test_an_image_that_lies_too_deep_or_in_no_class_is_named(tmp_path: Path, pla
 def test_what_programs_made_is_neither_a_domain_nor_a_class(tmp_path: Path) -> None:
     wards(tmp_path)
     for place in (tmp_path, tmp_path / "ward_a", tmp_path / "ward_a" / "benign"):
-        for name in ("__pycache__", ".hidden", "@eaDir", "__MACOSX", "Cache", "tagged"):
+        for name in ("__pycache__", ".hidden", "@eaDir", "__MACOSX", "lost+found", "$RECYCLE.BIN", "tagged"):
             write_image(place / name / "image.png", 9)
         (place / "tagged" / "CACHEDIR.TAG").touch()
     source = folder(tmp_path)

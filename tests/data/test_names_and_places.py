@@ -131,4 +131,4 @@ def test_a_root_of_splits_is_one_domain(tmp_path: Path, caplog: pytest.LogCaptur
         domain = source.load("clinic")
     assert (len(domain.train), levels(domain.test)) == (8, [50, 51, 52, 53])
     assert domain.test.labels.tolist() == [0, 0, 2, 2]
-    assert "there are no test images, so those of val/ are scored" in caplog.text
+    assert "there are no test images, so the 4 validation images are scored" in caplog.text

@@ -59,7 +59,7 @@ def test_vlcs_with_parts_and_numbered_classes_is_read_by_folder(tmp_path: Path) 
     places = product(("CALTECH", "LABELME", "PASCAL", "SUN"), ("train", "crossval", "test"))
     for number, (domain, part) in enumerate(places):
         write_classes(tmp_path / "VLCS" / domain / part, dict.fromkeys("01234", 3), start=20 * number)
-    (tmp_path / "VLCS" / "notes").mkdir()
+    write_classes(tmp_path / "VLCS" / "notes", {"scans": 1})
     message = message_of(VLCS(root=str(tmp_path)), "caltech101")
     assert "crossval/, test/, train/" in message
     assert "goldfinch run data=folder" in message

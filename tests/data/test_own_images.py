@@ -17,6 +17,9 @@ from common.data.folder import Folder
 from common.data.image_files import Reading, Resize, decode_image
 from common.errors import DataError
 
+HEIF = b"\0\0\0\x18ftypheic\0\0\0\0"
+"""What a photo of a phone begins with."""
+
 
 def write_halves(path: Path) -> Path:
     """16 pixels wide and 8 high: black on the left, white on the right."""
@@ -64,10 +67,10 @@ def test_files_that_are_not_read_are_counted(
     monkeypatch.setattr(image_files, "reads_heif", lambda: False)  # as without pillow-heif
     write_classes(tmp_path / "site", {"cat": 2, "dog": 2})
     for name in ("cat/a.heic", "dog/b.HEIC", "dog/notes.txt", "dog/.hidden"):
-        (tmp_path / "site" / name).write_bytes(b"")
+        (tmp_path / "site" / name).write_bytes(HEIF if name.lower().endswith("heic") else b"words")
     with caplog.at_level(logging.WARNING):
         Folder(root=str(tmp_path), image_size=8).load("site")
-    assert re.search(r"2 \.heic \(.*\[heif\]'? reads them, or convert them to JPEG\), 1 \.txt", caplog.text)
+    assert re.search(r"2 \.heic \(.*\[heif\]'? reads it, or convert it to JPEG\), 1 \.txt", caplog.text)
 
 
 # ---- HEIF ------------------------------------------------------------------------------------------------------------
@@ -87,6 +90,6 @@ def test_photos_of_phones_are_read_where_the_library_is_installed(tmp_path: Path
 def test_photos_of_phones_are_counted_where_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "reads_heif", lambda: False)
     (tmp_path / "site" / "cat").mkdir(parents=True)
-    (tmp_path / "site" / "cat" / "0.heic").write_bytes(b"")
-    with pytest.raises(DataError, match=r"1 \.heic \(.*pip install .*\[heif\]'? reads them"):
+    (tmp_path / "site" / "cat" / "0.heic").write_bytes(HEIF)
+    with pytest.raises(DataError, match=r"0\.heic is a HEIF image: .*pip install .*\[heif\]'? reads it"):
         assert Folder(root=str(tmp_path)).class_names

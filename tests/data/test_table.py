@@ -272,15 +272,21 @@ def test_a_lists_split_is_taken_by_whatever_name(
 
 
 WRONG = {
-    "no columns": ("file,name\npictures/1.png,cat\n", "label; choose one by data.label=, of file, name"),
+    "no label column": ("file\npictures/1.png\n", "label; choose one: data.label=file"),
     "no label": ("path,label\npictures/1.png,\n", "row 1: no label"),
     "no path": ("path,label\n,cat\n", "row 1: '' is no path"),
     "another split": ("path,label,split\npictures/1.png,cat,later\n", "row 1: 'later' in 'split' is no split"),
-    "a fold": ("path,label,fold\npictures/1.png,cat,3\n", "'3' in 'fold' is no split; .*rename it"),
+    "a fold": (
+        "path,label,fold\n" + "".join(f"pictures/{n}.png,cat,{n % 2}\n" for n in range(6)),
+        "data.domain=fold makes a domain of each of 0, 1; data.split=fold:0 scores .*data.split=none",
+    ),
     "a flag": ("path,label,is_train\npictures/1.png,cat,perhaps\n", "'perhaps' in 'is_train'"),
     "two splits": ("path,label,split,is_train\npictures/1.png,cat,train,1\n", "may both be the split"),
     "some splits": ("path,label,split\npictures/1.png,cat,test\npictures/2.png,cat,\n", "1 rows have no split"),
-    "missing": ("path,label\npictures/9.png,cat\npictures/8.png,cat\n", "none of its 2 images exists.*move it"),
+    "missing": (
+        "path,label\npictures/9.png,cat\npictures/8.png,cat\n",
+        "none of its 2 images exists.*or move the table",
+    ),
     "one is missing": ("path,label\npictures/1.png,cat\npictures/8.png,cat\n", "cannot be read"),
     "a drive": ("path,label\nC:\\pictures\\1.png,cat\n", "is a path of Windows or an address"),
     "an address": ("path,label\nhttps://example.org/1.png,cat\n", "is a path of Windows or an address"),
@@ -387,8 +393,9 @@ def test_a_table_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_its_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = write_list(tmp_path / "site.csv", LISTED)
+    place = write_set(tmp_path / "site")
     monkeypatch.setitem(sys.modules, "datasets", None)
+    assert table(write_list(tmp_path / "site.csv", LISTED)).domains == ("site",), "a list needs no library"
     with pytest.raises(ConfigError, match=r"pip install .*\[table\]"):
         table(place)
 

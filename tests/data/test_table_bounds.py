@@ -171,7 +171,7 @@ def test_a_link_among_the_images_is_refused(tmp_path: Path) -> None:
     place = write_list(tmp_path / "site" / "a.csv", LISTED)
     target = (tmp_path / "site" / "pictures" / "1.png").rename(tmp_path / "1.png")
     (tmp_path / "site" / "pictures" / "1.png").symlink_to(target)
-    refused(place, f"outside .*, or set data.root to a folder .* data.root={tmp_path} data.path=site/a.csv")
+    refused(place, f"outside .*, or set data.root to the folder .* data.root={tmp_path} data.path=site/a.csv")
     assert len(Table(root=str(tmp_path), path="site/a.csv", image_size=8).load("a").train) == 2
 
 

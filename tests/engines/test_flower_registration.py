@@ -10,12 +10,15 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes, Status
 from flwr.common.constant import ErrorCode
+from flwr.compat.common.recorddict_compat import recorddict_to_getpropertiesins
 from flwr.superlink.grid.http_grid import HttpGrid
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, refusal_to_properties, registered
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node
 
 from client import node as client_node
+from common.settings import load_settings
+from common.versions import code_files
 from common.wire.payload import Payload
 from server import app as server_app
 from server.engines import flower as flower_engine
@@ -241,3 +244,20 @@ def test_keys_are_asked_for_where_flower_can_know_them(
     chosen = {"overrides": f"method=fedavg output={tmp_path / 'run'}"}
     server_app.main(grid(), Context(1, 1, {}, RecordDict(), chosen))
     assert [(engine.simulated, engine.enrolled) for engine in engines] == [expected]
+
+
+def test_a_node_names_its_files_only_to_a_server_with_other_code(tmp_path: Path) -> None:
+    """Those of Goldfinch alone: a server could name any other package to learn what the device has."""
+    node = node_of(tmp_path)
+    code = load_settings([*OVERRIDES, f"output={tmp_path}"]).code
+    for sent, files in (({}, {}), ({"code": code}, {}), ({"code": "0" * 16}, code_files())):
+        answer = node.get_properties(GetPropertiesIns(sent), None, None)
+        assert [found.files for found in properties_to_registrations(answer)] == [files]
+    sent_to: list[Any] = []
+
+    def listening(message: Any) -> Any:
+        sent_to.append(recorddict_to_getpropertiesins(message.content).config)
+        return node(message)
+
+    assert registered(FlowerEngine(Deployment(listening), code=code), ["sketch-0"], 20.0)[0] == ["sketch-0"]
+    assert sent_to == [{"code": code}]

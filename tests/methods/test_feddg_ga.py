@@ -17,7 +17,7 @@ from common.storage import tensors_sha256
 from server.run.checkpoint import Checkpoints
 from strategies.core.exchange import Measured
 from strategies.core.method import Trained
-from strategies.feddg_ga import AVERAGED_IN, LOSS_UNIT, MEASURED, MEASURED_IN, SHARES, TRAINED, FedDGGA, capped
+from strategies.feddg_ga import AVERAGED_IN, LOSS_UNIT, MEASURED, MEASURED_IN, SHARES, TRAINED, FedDGGA, capped_shares
 
 ROUNDS = 6
 FLOATS = ["layer.weight", "layer.bias", "norm.running_mean", "norm.running_var"]
@@ -136,9 +136,9 @@ def test_a_client_that_was_not_in_the_last_round_keeps_its_share():
 
 
 def test_participants_without_any_share_count_the_same():
-    assert capped([0.0, 0.0, 0.0], 0.5) == [1.0, 1.0, 1.0]
-    assert capped([0.0, 0.0, 1.0], 0.5) == [1.0, 1.0, 1.0]
-    assert capped([1.0, 1.0, 9.0], 0.5) == [1.0, 1.0, 2.0]
+    assert capped_shares([0.0, 0.0, 0.0], 0.5) == [1.0, 1.0, 1.0]
+    assert capped_shares([0.0, 0.0, 1.0], 0.5) == [1.0, 1.0, 1.0]
+    assert capped_shares([1.0, 1.0, 9.0], 0.5) == [1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +50,10 @@ def with_prefix(prefix: str, state: State) -> State:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
+def moved(state: State) -> State:
+    return {name: tensor + 1 for name, tensor in state.items()}
+
+
 def with_head(name: str, state: State) -> State:
     return {**body(state), f"{name}weight": torch.zeros(3, 512), f"{name}bias": torch.zeros(3)}
 
@@ -64,6 +72,12 @@ FILES: dict[str, Callable[[State], Any]] = {
     "state_dict": lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
     "model": lambda state: {"model": state, "args": Namespace(arch="resnet18")},
     "teacher": lambda state: {"student": {}, "teacher": with_prefix("module.backbone.", body(state)), "epoch": 1},
+    "a prefix of nobody": lambda state: with_prefix("whatever.inner.", state),
+    "torch.compile": lambda state: with_prefix("_orig_mod.", state),
+    "an underscore": lambda state: with_prefix("net_", state),
+    "a suffix": lambda state: {f"{name}_ema": tensor for name, tensor in state.items()},
+    "an entry of nobody": lambda state: {"student_weights": {"ema": state}, "epoch": 3, "optimizer": {0: Tensor([1])}},
+    "the same network twice": lambda state: {"model": state, "ema": with_prefix("module.", state)},
     "Lightning": lambda state: {"state_dict": with_prefix("model.", state), "global_step": 1},
 }
 
@@ -124,7 +138,7 @@ def test_what_was_taken_dropped_and_missing_is_said(
         load(tmp_path / "file.th")
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"model.weights={tmp_path / 'file.th'}: {len(without)} tensors are taken" in message
-    assert "dropped: classifier.weight, classifier.bias; missing: bn1.num_batches_tracked" in message
+    assert "dropped: classifier.bias, classifier.weight; missing: bn1.num_batches_tracked" in message
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -143,11 +157,14 @@ def test_values_that_are_not_finite_are_refused(value: float, state: State, tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda state: {"epoch": 3, "weights": 1}, "it holds epoch, weights, and none of state_dict, model, teacher"),
+        (lambda state: {"epoch": 3, "weights": 1}, "it holds epoch, weights, and no tensors by name"),
         (lambda state: [state], "is no state dict"),
         (lambda state: state | {"layer1.2.conv1.weight": torch.zeros(1)}, "unknown tensors layer1.2.conv1.weight"),
         (lambda state: state | {"conv1.weight": torch.zeros(3, 3)}, "other shapes for conv1"),
-        (lambda state: with_prefix("encoder.", state) | with_prefix("backbone.", state), "may both be conv1.weight"),
+        (
+            lambda state: with_prefix("encoder.", state) | with_prefix("backbone.", moved(state)),
+            "holds 2 networks that fit; keep one",
+        ),
     ],
     ids=["no state dict", "a list", "another depth", "another shape", "two networks"],
 )
@@ -157,6 +174,36 @@ def test_what_does_not_fit_is_named(
     torch.save(content(state), tmp_path / "file.pth")
     with pytest.raises(ModelError, match=message):
         load(tmp_path / "file.pth")
+
+
+TWO: dict[str, Callable[[State], Any]] = {
+    "a mean beside it": lambda state: {"state_dict": state, "ema": with_prefix("module.", moved(state))},
+    "student and teacher": lambda state: {"args": Namespace(), "student": state, "teacher": moved(state)},
+    "query and key": lambda state: (
+        with_prefix("module.encoder_q.", state) | with_prefix("module.encoder_k.", moved(state))
+    ),
+    "with and without a prefix": lambda state: state | with_prefix("momentum.", moved(state)),
+    "with and without a suffix": lambda state: state | {f"{name}_ema": item + 1 for name, item in state.items()},
+}
+
+
+SAVED = [*((kind, False) for kind in TWO), ("query and key", True), ("with and without a suffix", True)]
+
+
+@pytest.mark.parametrize(("kind", "safe"), SAVED)
+def test_of_two_networks_one_is_kept_by_the_command_that_is_named(
+    kind: str, safe: bool, state: State, tmp_path: Path
+) -> None:
+    write = save_file if safe else torch.save
+    write(TWO[kind](state), tmp_path / "file.pth")
+    with pytest.raises(ModelError, match="holds 2 networks that fit") as told:
+        load(tmp_path / "file.pth")
+    means: set[float] = set()
+    for command, target in re.findall(r"(python -c .*?) and model\.weights=(\S+?)(?:;|$)", str(told.value)):
+        words = shlex.split(command)
+        subprocess.run([sys.executable, *words[1:]], check=True)
+        means.add(round(float(load(Path(target)).state_dict()["conv1.weight"].mean()), 3))
+    assert means == {round(float(each["conv1.weight"].mean()), 3) for each in (state, moved(state))}
 
 
 def test_half_a_file_is_refused(state: State, tmp_path: Path) -> None:
