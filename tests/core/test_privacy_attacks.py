@@ -91,7 +91,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 
 IMAGES = {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"}
 FIELDS = {
-    "folder": IMAGES,
+    "folder": IMAGES | {"path"},
     "table": IMAGES | {"path", "image", "label", "domain", "split"},
     "office_caltech": {"split", "train_fraction", "duplicates"},
     "digits": {"split"},
@@ -142,6 +142,7 @@ def folders(root: Path) -> list[DataSource]:
         {"path": "list.csv", "split": "part", "domain": "place"},
         {"path": "images.parquet", "classes": classes},
     ]
+    several.append({"path": "domain/split/class"})
     found: list[DataSource] = [Folder(**{**base, "classes": classes, **each}) for each in several]
     found += [Table(**base, **each) for each in tables]
     return found + [TwoClasses(**base, **each) for each in rules]
