@@ -97,8 +97,8 @@ FIELDS = {
     "digits": {"split"},
     "glyphs": set(),
 }
-"""Settings of data sets: those that :func:`test_training_images_decide_nothing_that_is_scored` tries, and the split of
-digits, which is by labels alone."""
+"""Settings of data sets: those that :func:`test_training_images_decide_nothing_that_is_scored` tries, the split of
+digits, which is by labels alone, and the path of folders, which is by their names alone."""
 
 EVERY_SOURCE = {"domains", "image_size", "augmentation", "root"}
 
@@ -142,7 +142,6 @@ def folders(root: Path) -> list[DataSource]:
         {"path": "list.csv", "split": "part", "domain": "place"},
         {"path": "images.parquet", "classes": classes},
     ]
-    several.append({"path": "domain/split/class"})
     found: list[DataSource] = [Folder(**{**base, "classes": classes, **each}) for each in several]
     found += [Table(**base, **each) for each in tables]
     return found + [TwoClasses(**base, **each) for each in rules]

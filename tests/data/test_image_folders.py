@@ -71,7 +71,7 @@ def test_test_images_that_are_training_images_can_be_dropped(tmp_path: Path) -> 
 
 
 def test_a_run_that_drops_duplicates_has_an_identity_of_its_own() -> None:
-    keep = load_settings(["data=office_caltech", "data.duplicates=keep"])
+    keep = load_settings(["data=office_caltech", "data.duplicates=warn"])
     assert keep.identity == load_settings(["data=office_caltech"]).identity
     assert keep.identity != load_settings(["data=office_caltech", "data.duplicates=drop"]).identity
 
