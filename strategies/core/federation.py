@@ -491,6 +491,6 @@ def _check_same_clients(applied: Filter, given: Sequence[Update], returned: Sequ
     if before != after:
         raise ConfigError(
             f"the filter {type(applied).__name__} was given the updates of {some_of(before, 5)}, and returned those of "
-            f"{some_of(after, 5) or 'no client'}: return every update, in the same order; what the clients were sent, in "
+            f"{some_of(after, 5) or 'no client'}: return every update, in the same order; what clients were sent, in "
             "place of an update, leaves it without effect"
         )
