@@ -68,7 +68,8 @@ class Decision:
         reason: why the folder's run is kept; empty for the other steps.
         is_run: whether the folder holds a run, with or without rounds that are done.
         replaces: whether a run with rounds or a score is replaced, as ``overwrite=true`` asked.
-        finished: whether the folder's run has the settings and the rounds that are asked for, by whatever code.
+        finished: in a study, whether the folder's run has the settings and the rounds that are asked for, by any code
+            and with or without a score.
     """
 
     step: Step
@@ -92,7 +93,8 @@ def decide(settings: RunSettings, *, study: bool = False) -> Decision:
     found = ExistingRun.of(settings.output_folder)
     _check_other_files(found)
     if not found.has_result:
-        return Decision(Step.START, is_run=found.is_run)
+        ended = study and found.is_run and _has_ended_as_asked(settings, found)
+        return Decision(Step.START, is_run=found.is_run, finished=ended)
     if study:
         return _in_a_study(settings, found)
     if settings.overwrite:
@@ -118,9 +120,7 @@ def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
     """Return what a run of a study does with a folder in which a run has rounds or a score."""
     problem = found.problem or _other_settings(settings, found)
     other_code = found.other_code(settings)
-    finished = not problem and _is_long_enough(settings, found.summary)
-    if finished and found.summary.get("scoring", settings.scoring) != settings.scoring:
-        finished = False
+    finished = _has_ended_as_asked(settings, found)
     if finished and not other_code and found.summary.get("average") is not None:
         return Decision(Step.NOTHING, is_run=True, finished=True)
     if settings.overwrite:
@@ -136,6 +136,14 @@ def _in_a_study(settings: RunSettings, found: ExistingRun) -> Decision:
     if reason:
         return Decision(Step.KEEP, reason, is_run=True, finished=finished)
     return Decision(Step.GO_ON, is_run=True, finished=finished)
+
+
+def _has_ended_as_asked(settings: RunSettings, found: ExistingRun) -> bool:
+    """Return whether the folder's run has the settings, the scoring and the rounds that are asked for, by any code."""
+    if found.problem or _other_settings(settings, found):
+        return False
+    same_scoring = found.summary.get("scoring", settings.scoring) == settings.scoring
+    return same_scoring and _is_long_enough(settings, found.summary)
 
 
 def _is_long_enough(settings: RunSettings, summary: Mapping[str, Any]) -> bool:
