@@ -184,7 +184,7 @@ def _explain_run(base: Mapping[str, Any], name: str) -> Explanation:
     from common.settings import RunSettings
 
     hints = get_type_hints(RunSettings, include_extras=True)
-    setting = Setting(name, kind_of(hints[name]), _written(base[name]), meanings(RunSettings).get(name, ""))
+    setting = Setting(name, type_text(hints[name]), _written(base[name]), meanings(RunSettings).get(name, ""))
     return Explanation("a run", "", [setting])
 
 
@@ -223,7 +223,7 @@ def _settings(
         for data, printed in published.items():
             if key in printed:
                 values[data] = _written(printed[key])
-        yield Setting(key, kind_of(hints.get(name, Any)), _written(value), texts.get(name, ""), search, values)
+        yield Setting(key, type_text(hints.get(name, Any)), _written(value), texts.get(name, ""), search, values)
 
 
 def _class_below(hint: Any, value: object, key: str) -> type | None:
@@ -238,23 +238,23 @@ def _class_below(hint: Any, value: object, key: str) -> type | None:
     return None
 
 
-def kind_of(hint: Any) -> str:
+def type_text(hint: Any) -> str:
     """Return a type and its range as text, such as ``number > 0`` or ``mean, sum``.
 
-    >>> kind_of(Literal["mean", "sum"])
+    >>> type_text(Literal["mean", "sum"])
     'mean or sum'
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return kind_of(arguments[0]) + "".join(_limits(arguments[1:]))
+        return type_text(arguments[0]) + "".join(_limits(arguments[1:]))
     if origin is Literal:
         return " or ".join(map(_written, arguments))
     if origin in (Union, types.UnionType):
-        return " or ".join(map(kind_of, arguments))
+        return " or ".join(map(type_text, arguments))
     if origin in (list, tuple):
-        return f"list of: {kind_of(arguments[0])}"
+        return f"list of: {type_text(arguments[0])}"
     if origin is not None and issubclass(origin, Mapping):
-        return f"names with: {kind_of(arguments[1])}"
+        return f"names with: {type_text(arguments[1])}"
     if inspect.isclass(hint) and is_pydantic_dataclass(hint):
         return f"an object of {hint.__name__}"
     return NAMES_OF_TYPES.get(hint, getattr(hint, "__name__", str(hint)))

@@ -144,7 +144,7 @@ class Planned(Job):
     seed: int
 
 
-def plan(
+def planned_jobs(
     table: PublishedTable,
     rows: Sequence[PublishedRow],
     seeds: Sequence[int],
@@ -206,7 +206,7 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
         rows = table.select(request.methods)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
-    jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
+    jobs = planned_jobs(table, rows, seeds, request.scale, request.folder, request.overrides)
     if request.overwrite:
         jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
     check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])

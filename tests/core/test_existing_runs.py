@@ -195,6 +195,15 @@ def test_the_reason_names_files_and_settings(kinds: dict[str, Path], tmp_path: P
     assert changed.finished, "its scores are those of the settings, and a table says that its code is another"
 
 
+def test_a_run_without_a_score_is_done_again_and_is_in_the_table_until_then(tmp_path: Path) -> None:
+    run(settings(tmp_path, 1))
+    edited(tmp_path / "summary.json", average=None)
+    shutil.rmtree(tmp_path / "checkpoint")
+    again = decide(settings(tmp_path, 1), study=True)
+    assert (again.step, again.finished) == (START, True)
+    assert not decide(settings(tmp_path, 1, seed=5), study=True).finished
+
+
 def test_a_run_is_not_written_over_files_of_its_names_even_with_overwrite(tmp_path: Path) -> None:
     written("clients/list.csv", "mine")(tmp_path)
     written("replies.csv", "mine")(tmp_path)
