@@ -288,7 +288,7 @@ def dropping(duplicates: Duplicates) -> str:
 def read_images(
     name: str, train: Files, test: Files, image_size: int, directory: Path, reading: Reading | None = None
 ) -> Domain:
-    """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
+    """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode_files`.
 
     Args:
         name: the domain's name.
