@@ -31,14 +31,10 @@ MAX_FILES = 1000
 SCALED = "scaled"
 """Status in ``replies.jsonl`` of a client whose update a filter scaled down, and which was used."""
 
-LEFT_OUT = "left out"
-"""Status of a client whose update was not used since it worked against the others'; only runs of versions that compared
-directions have it."""
-
 TRAINED_STATUSES = frozenset({"trained", SCALED})
 """Statuses of a client that trained, if its update was used."""
 
-UNUSED_STATUSES = (LEFT_OUT, "refused", "failed", "lost")
+UNUSED_STATUSES = ("refused", "failed", "lost")
 """Statuses of a client whose update was not used, although it was waited for."""
 
 COUNTED_STATUSES = (SCALED, *UNUSED_STATUSES, "late")

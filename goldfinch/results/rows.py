@@ -481,7 +481,7 @@ def sign_of(row: ScoreRow[Any], column: ScoreColumn) -> int:
 def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, rule: str) -> bool:
     """Return whether the interval of the difference of two whole rows is on the better side of 0."""
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
-    if conditions[0] != conditions[1] or len(row.seeds) < 2 or other_code(row, other):
+    if conditions[0] != conditions[1] or len(row.seeds) < 2 or ran_other_code(row, other):
         return False
     difference = row.minus(other, column, rule)
     if difference is None or difference.low is None or difference.high is None:
@@ -489,7 +489,7 @@ def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, ru
     return sign_of(row, column) * difference.low > 0 and sign_of(row, column) * difference.high > 0
 
 
-def other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
+def ran_other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
     """Return whether two rows ran different versions of a package; a package of one of them alone is none."""
     for run, beside in itertools.product(row.runs, other.runs):
         for name, digest in run.code_by_package.items():
@@ -533,7 +533,7 @@ def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
 
 def _code_note(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return the note on rows that were run by different code, if there are any."""
-    if not any(other_code(*pair) for pair in itertools.combinations_with_replacement(rows, 2)):
+    if not any(ran_other_code(*pair) for pair in itertools.combinations_with_replacement(rows, 2)):
         return []
     codes: dict[str, dict[str, None]] = {}
     for row in rows:

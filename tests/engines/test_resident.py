@@ -162,10 +162,10 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
     def ask_from(root: Path) -> str:
         code = (
             "import sys; from client.resident.caller import Caller; from client.resident.messages import Question\n"
-            "from client.resident.place import process; from common.versions import code_sha256\n"
+            "from client.resident.place import running_process; from common.versions import code_sha256\n"
             "node, overrides, state = sys.argv[1:]; configuration = {'domain': 'sketch', 'state-dir': state}\n"
             "question = Question('register', 7, {'overrides': overrides}, configuration)\n"
-            "reply = Caller(process(int(node)), configuration).ask(question)\n"
+            "reply = Caller(running_process(int(node)), configuration).ask(question)\n"
             "print(reply.ok, code_sha256(), code_sha256() in reply.text)"
         )
         arguments = [str(asked.caller.node.pid), " ".join(asked.chosen), asked.configuration["state-dir"]]
