@@ -123,8 +123,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
     :data:`common.run_config.CHANGEABLE_ON_RESUME`: more rounds, ``train.patience`` and ``rounds.last_rounds``. With
     ``output=`` of another folder it is a new run, and every setting may change.
 
-    The folder may come from somebody else. Its tracker's settings count where they are the defaults, which write to the
-    run's own folder; others must be among ``overrides``.
+    The folder may come from somebody else. The recorded settings of the tracker count where they are the
+    defaults, which write to the run's own folder; others must be among ``overrides``.
 
     Args:
         folder: the run's folder.
