@@ -197,7 +197,7 @@ def test_the_reason_names_files_and_settings(kinds: dict[str, Path], tmp_path: P
 
 def test_a_run_without_a_score_is_done_again_and_is_in_the_table_until_then(tmp_path: Path) -> None:
     run(settings(tmp_path, 1))
-    edited(tmp_path / "summary.json", average=None)
+    (tmp_path / "scores.jsonl").write_text("")
     shutil.rmtree(tmp_path / "checkpoint")
     again = decide(settings(tmp_path, 1), study=True)
     assert (again.step, again.finished) == (START, True)
