@@ -1,6 +1,7 @@
 """``goldfinch table``: the scores of runs side by side, printed or in a file.
 
-The cells are made in :mod:`goldfinch.results.frames`, and the mean with its deviation in :mod:`goldfinch.results.seeds`.
+The cells are made in :mod:`goldfinch.results.frames`, and the mean with its deviation in
+:mod:`goldfinch.results.seeds`.
 """
 
 from __future__ import annotations
