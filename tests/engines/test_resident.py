@@ -26,7 +26,7 @@ from client.resident.caller import Caller
 from client.resident.messages import TrainerReply
 from client.resident.place import Process, of_node, peer
 from common.errors import EngineError
-from common.versions import CODE
+from common.versions import OURS
 from common.wire.payload import decode
 from strategies.core.codec import read_registrations
 
@@ -154,7 +154,7 @@ def test_it_leaves_when_the_caller_it_works_for_is_gone(asked: Asked) -> None:
 def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_path: Path) -> None:
     """Both ways: a trainer of the copy gives way to one of this checkout, and the other way round."""
     copy = tmp_path / "copy"
-    for package in CODE:
+    for package in OURS:
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "common" / "errors.py").open("a") as stream:
         stream.write("# another version\n")

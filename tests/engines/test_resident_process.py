@@ -163,7 +163,7 @@ def test_what_is_no_question_is_refused(asked: Asked) -> None:
     for case, (parts, reason) in SPOILT.items():
         with asked.caller._connection() as connection:
             write(connection, case, parts)
-            reply = messages.receive(connection, messages.Reply)
+            reply = messages.receive(connection, messages.TrainerReply)
         assert not reply.ok, case
         assert reply.text == REASONS[PayloadError], case  # what cannot be read may be a private run's
         left, right = Pipe()
@@ -187,7 +187,7 @@ def test_a_connection_that_ends_within_a_message_is_a_connection_error() -> None
         with right:
             os.write(right.fileno(), length(100) + b"{")
         with pytest.raises(ConnectionError):
-            messages.receive(left, messages.Reply)
+            messages.receive(left, messages.TrainerReply)
 
 
 def test_the_limits_are_the_wire_s() -> None:

@@ -121,4 +121,4 @@ def test_super_nodes_score_a_model_that_they_have_no_file_of(
     events = [json.loads(line)["event"] for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert events[-1] == "finish"
     assert "round" not in events
-    assert {row["domain"]: row["client"] for row in found.scores} == {name: f"{name}-0" for name in DOMAINS}
+    assert {row["domain"]: row["client"] for row in found.scores.lines} == {name: f"{name}-0" for name in DOMAINS}
