@@ -32,7 +32,7 @@ from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 
 from client.reasons import says_private
 from client.resident.caller import Caller
-from client.resident.messages import Question, Reply
+from client.resident.messages import Question, TrainerReply
 from client.resident.place import of_node
 
 TENSOR_TYPE = "safetensors"
@@ -75,7 +75,7 @@ class FlowerClient(Client):
             return FitRes(status, Parameters([], TENSOR_TYPE), 0, {"traceback": reply.traceback})
         return FitRes(Status(Code.OK, ""), Parameters(list(reply.tensors), TENSOR_TYPE), reply.samples, {**OK_METRICS})
 
-    def _ask(self, kind: str, *content: Any) -> Reply:
+    def _ask(self, kind: str, *content: Any) -> TrainerReply:
         question = Question(kind, self.run, self.run_config, self.configuration, *content)
         caller = self._caller()
         if caller is None:
@@ -87,7 +87,7 @@ class FlowerClient(Client):
         try:
             return caller.ask(question)
         except Exception as error:  # the server records why a node failed
-            return Reply.of(error, private=says_private(self.run_config, self.configuration))
+            return TrainerReply.of(error, private=says_private(self.run_config, self.configuration))
 
     def _caller(self) -> Caller | None:
         """Return the connection to the resident trainer; ``None`` if this process does the work."""

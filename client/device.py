@@ -19,7 +19,7 @@ from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.client_state import ClientStore, Version
 from common.data.batches import Split, union_of
-from common.data.inspection import compare
+from common.data.inspection import compare_images
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
@@ -142,7 +142,7 @@ class Device:
         """Return the training split and the validation split of a client of the protocol, and the hash of both."""
         domain = self.settings.data.load(spec.domain, self.data_root)
         if not self.simulated and not self.privacy.counts:
-            compare(self.settings.data, [domain])
+            compare_images(self.settings.data, [domain])
         trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
         self.privacy.note_training(domain, trained, self.scores)
         hashed = [trained, domain.train.labels]

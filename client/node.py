@@ -19,7 +19,7 @@ from client.device import Device, kept_versions
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
-from client.resident.messages import Question, Reply
+from client.resident.messages import Question, TrainerReply
 from common.client_state import client_stores, forget_runs
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
@@ -72,7 +72,7 @@ def _settings_of(run_config: str) -> RunSettings:
     return settings_in(json.loads(run_config))
 
 
-def answer_question(question: Question, *, simulated: bool = False) -> Reply:
+def answer_question(question: Question, *, simulated: bool = False) -> TrainerReply:
     """Return the node's reply to a question, or its error, so that the server can record it.
 
     A private node's error is one of :data:`client.reasons.REASONS`; the rest of it is in the node's own log.
@@ -88,7 +88,7 @@ def answer_question(question: Question, *, simulated: bool = False) -> Reply:
             return node.register()
         return node.answer()
     except Exception as error:
-        return Reply.of(error, private=not simulated and is_private(question))
+        return TrainerReply.of(error, private=not simulated and is_private(question))
 
 
 def is_private(question: Question) -> bool:
@@ -114,16 +114,16 @@ class Node:
         self.question, self.configuration, self.simulated = question, question.configuration, simulated
         self.run_config = run_config_text(question)
 
-    def register(self) -> Reply:
+    def register(self) -> TrainerReply:
         """Return the registrations of the clients that this node hosts."""
         settings = self._settings()
         self._forget_old_runs()
         registrations = [self._device(settings, spec).register() for spec in self._hosted(settings)]
         if self.question.request not in (None, "", settings.code):  # the server names the files that differ
             registrations = [replace(registration, files=code_files()) for registration in registrations]
-        return Reply(ok=True, text=write_registrations(registrations))
+        return TrainerReply(ok=True, text=write_registrations(registrations))
 
-    def answer(self) -> Reply:
+    def answer(self) -> TrainerReply:
         """Return the answer to a request."""
         asked = self.question
         request, message = read_request(asked.request, asked.tensor_type, asked.tensors)
@@ -132,7 +132,7 @@ class Node:
         if request.client not in hosted:
             raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
         payload = self._device(settings, hosted[request.client]).answer(request, message)
-        return Reply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
+        return TrainerReply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
 
     def _settings(self) -> RunSettings:
         unknown = sorted(set(self.configuration) - set(NODE_KEYS))

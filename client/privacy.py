@@ -4,6 +4,9 @@
 
 In a run without differential privacy, :class:`DevicePrivacy` is used for the whole run and :class:`Unprotected` for one
 exchange. With ``privacy=gaussian`` they are :class:`GaussianDevicePrivacy` and :class:`Protection`.
+
+A device refuses in three places: a spent budget in :mod:`client.ledger`, an image of the other side in
+:mod:`client.border`, and a method or a tensor that no noise covers in :mod:`strategies.core.protection`.
 """
 
 from __future__ import annotations

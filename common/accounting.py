@@ -13,7 +13,7 @@ ORDERS = [1.0 + 10.0 ** (step / 100) for step in range(-600, 701)]
 """Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own are from 1.1 to 63, too few for very little or very much noise."""
 
 MIN_EPSILON = 1e-9
-"""Smallest epsilon of a release. It is never 0, even with very much noise."""
+"""Smallest epsilon of a release. No release has epsilon 0, even with very much noise."""
 
 
 def new_accountant(what: str = "privacy=gaussian") -> Any:

@@ -46,10 +46,10 @@ def search(folder: Path) -> None:
     if folder.resolve() in FOLDERS:
         return
     groups = [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
-    found = {group: choices_of(group, [folder]) for group in groups}
-    if not any(found.values()):
+    choices_by_group = {group: choices_of(group, [folder]) for group in groups}
+    if not any(choices_by_group.values()):
         raise ConfigError(f"--config-dir {folder}: it has no file such as method/NAME.yaml; see conf/ for the groups")
-    for group, choices in found.items():
+    for group, choices in choices_by_group.items():
         known = choices_of(group)
         for name, path in choices.items():
             if name in known:
@@ -64,13 +64,13 @@ def folder_options() -> list[str]:
     A folder below the working directory is relative to it.
     """
     here = Path.cwd().resolve()
-    found: list[str] = []
+    options: list[str] = []
     for folder in FOLDERS[1:]:
         place = folder
         if place.is_relative_to(here):
             place = place.relative_to(here)
-        found.append(f"--config-dir={place}")
-    return found
+        options.append(f"--config-dir={place}")
+    return options
 
 
 def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, Path]:
@@ -80,15 +80,15 @@ def choices_of(group: str, folders: Sequence[Path] | None = None) -> dict[str, P
         group: the group's name, such as ``method``.
         folders: the folders to search, by default :data:`FOLDERS`.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     if not group.isidentifier():
-        return found
+        return files
     if folders is None:
         folders = FOLDERS
     for folder in folders:
         for path in sorted((folder / group).glob("*.yaml")):
-            found[path.stem] = path
-    return found
+            files[path.stem] = path
+    return files
 
 
 def trust(names: Iterable[str]) -> None:
@@ -125,10 +125,10 @@ def trusted(name: object, where: str) -> bool:
 @lru_cache
 def _declared() -> tuple[str, ...]:
     """Return the modules and classes that installed packages declare as entry points; none of them is imported."""
-    found: list[str] = []
+    names: list[str] = []
     for point in entry_points(group=ENTRY_POINTS):
-        found.append(point.value.replace(":", "."))
-    return tuple(found)
+        names.append(point.value.replace(":", "."))
+    return tuple(names)
 
 
 @lru_cache
@@ -138,14 +138,14 @@ def _names_in_files(group: str) -> frozenset[str]:
     Raises:
         ConfigError: a file is not valid YAML.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for path in choices_of(group).values():
         try:
             content = yaml.safe_load(read_small(path))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; correct or remove the file") from error
-        found.update(str(name) for _, name in imports_of(content, group))
-    return frozenset(found)
+        names.update(str(name) for _, name in imports_of(content, group))
+    return frozenset(names)
 
 
 def imports_of(node: object, where: str = "") -> Iterator[tuple[str, object]]:

@@ -106,22 +106,22 @@ class ClientStore:
         """Return the versions that are there, the earliest first."""
         if not self.folder.is_dir():
             return []
-        found: list[Version] = []
+        versions: list[Version] = []
         for path in self.folder.iterdir():
             match = re.fullmatch(rf"{CLIENT_STATE}-(\d+)-(\d{{6,}})\.safetensors", path.name)
             if match:
-                found.append(Version(int(match[1]), int(match[2])))
-        return sorted(found)
+                versions.append(Version(int(match[1]), int(match[2])))
+        return sorted(versions)
 
     def path(self, version: Version) -> Path:
         """Return the path of a version's file."""
         return self._series(version).path(version.position)
 
     def load(self, version: Version | None, before: Version | None = None) -> Past:
-        """Return the tensors of ``version``; none for ``None``, the client of which no reply has counted.
+        """Return the tensors of ``version``; none for ``None``, which is a client without a counted reply.
 
-        A device without any version has lost its disk, or replaces another. Its client starts without a state, and
-        ``lost`` says so, until a reply counts that it made from there.
+        A device without any version has lost its disk, or replaces another. The client of such a device starts without
+        a state, and ``lost`` says so, until a reply counts that the client made from there.
 
         Args:
             version: the version's name.

@@ -30,7 +30,7 @@ CLASSES: Mapping[str, type] = {"train": TrainSettings, "rounds": RoundSettings}
 """The classes of the groups whose files name none."""
 
 GROUPS_OF_CLASSES = frozenset(ALLOWED) - {"engine"}
-"""The groups of which a class can be chosen by its dotted name. Of an engine its device is."""
+"""The groups whose class an override can choose by its dotted name. An engine has such a class only for its device."""
 
 _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
@@ -42,8 +42,8 @@ SIMILAR = 0.8
 class Composition:
     """What overrides choose, composed by Hydra, and their values.
 
-    It is made in two steps, since most classes import torch, which takes seconds. At construction a mistake is told in
-    the choices, and in settings whose classes do not need torch; :meth:`config` tells the others.
+    A composition is made in two steps, since most classes import torch, which takes seconds. The constructor reports
+    mistakes in the choices, and in settings whose classes do not need torch. :meth:`config` reports the others.
 
     ``method._target_=package.module.Class``, or shorter ``method=package.module.Class``, chooses a class that no file
     describes: its settings are its own defaults and those that are given.
@@ -104,10 +104,10 @@ class Composition:
         for item in reversed(self._settings):
             if item.key == key:
                 return item.value
-        found: Any = self._base
+        value: Any = self._base
         for part in key.split("."):
-            found = found.get(part)
-        return found
+            value = value.get(part)
+        return value
 
     def config(self) -> dict[str, Any]:
         """Return the configuration as plain containers, with the defaults of all classes.
@@ -262,14 +262,14 @@ def _check_has_no_other_group(base: "_Composed") -> None:
 def _top_keys() -> Mapping[str, None]:
     """Return the groups with settings of their own, and the settings that are in no group, of ``conf/config.yaml``."""
     content = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for item in content.pop("defaults"):
         if isinstance(item, Mapping):
-            found.update(dict.fromkeys(item))
-    found.update(dict.fromkeys(content))
+            keys.update(dict.fromkeys(item))
+    keys.update(dict.fromkeys(content))
     for group in ("experiment", *overlays.GROUPS):
-        del found[group]
-    return found
+        del keys[group]
+    return keys
 
 
 def _take(changed: dict[str, Any], fresh: Mapping[str, Any], key: str) -> None:

@@ -116,7 +116,7 @@ class ConfidenceCounts:
     def calibration_error(self) -> float:
         """Return the expected calibration error in per cent.
 
-        That is the difference between accuracy and mean confidence in each bin, averaged over images.
+        The error is the difference between accuracy and mean confidence in each bin, averaged over images.
         """
         gaps = [abs(right - sure) for right, sure in zip(self.correct, self.confidence, strict=True)]
         return 100 * sum(gaps) / self.images
@@ -261,14 +261,16 @@ def _check_sums(value: Mapping[str, Any], total: int) -> None:
     sums = value["confidence"]
     if not isinstance(sums, list) or len(sums) != CALIBRATION_BINS or not all(type(each) is float for each in sums):
         raise ValueError(f"confidence does not have {CALIBRATION_BINS} sums")
-    for index, (found, count, right) in enumerate(zip(sums, value["count"], value["correct"], strict=True)):
+    for index, (bin_sum, count, right) in enumerate(zip(sums, value["count"], value["correct"], strict=True)):
         slack = COUNT_TOLERANCE * count
-        if not count * index / CALIBRATION_BINS - slack <= found <= count * (index + 1) / CALIBRATION_BINS + slack:
-            raise ValueError(f"the confidences of bin {index + 1} sum to {found}, which {count} images there cannot")
+        lowest = count * index / CALIBRATION_BINS - slack
+        highest = count * (index + 1) / CALIBRATION_BINS + slack
+        if not lowest <= bin_sum <= highest:
+            raise ValueError(f"the confidences of bin {index + 1} sum to {bin_sum}, which {count} images there cannot")
         if right > count:
             raise ValueError(f"bin {index + 1} has {right} correct of {count} images")
     largest = {"squared_error": 2.0, "log_loss": -math.log(SMALLEST_PROBABILITY)}
     for name, bound in largest.items():
-        found = value[name]
-        if type(found) is not float or not 0 <= found <= total * (bound + COUNT_TOLERANCE):
-            raise ValueError(f"{name} is {found!r:.50}; of {total} images it is between 0 and {total * bound:g}")
+        value_sum = value[name]
+        if type(value_sum) is not float or not 0 <= value_sum <= total * (bound + COUNT_TOLERANCE):
+            raise ValueError(f"{name} is {value_sum!r:.50}; of {total} images it is between 0 and {total * bound:g}")

@@ -49,12 +49,12 @@ class Search(NamedTuple):
 
 def search_ranges(target: type) -> dict[str, Search]:
     """Return the range of every field of ``target`` that ``goldfinch compare`` searches."""
-    found: dict[str, Search] = {}
+    ranges: dict[str, Search] = {}
     for name, hint in get_type_hints(target, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
             if isinstance(mark, Search):
-                found.setdefault(name, mark)
-    return found
+                ranges.setdefault(name, mark)
+    return ranges
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,19 +174,19 @@ def with_defaults(node: Mapping[str, Any], where: str, target: type | None = Non
 def _over(defaults: Mapping[str, Any], node: Mapping[str, Any], target: type) -> dict[str, Any]:
     """Return the values in ``node``, and the fields of ``target`` in ``defaults`` that it lacks as plain containers."""
     hints = get_type_hints(target)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, default in defaults.items():
         if name not in node:
             plain = to_config(default, hints[name])
             if is_plain(plain):
-                found[name] = plain
+                values[name] = plain
             continue
         given = node[name]
         if dataclasses.is_dataclass(default) and isinstance(given, Mapping) and "_target_" not in given:
             parts = {each.name: getattr(default, each.name) for each in dataclasses.fields(default) if each.init}
             given = _over(parts, given, type(default))
-        found[name] = given
-    return {**found, **{name: given for name, given in node.items() if name not in found}}
+        values[name] = given
+    return {**values, **{name: given for name, given in node.items() if name not in values}}
 
 
 def is_plain(value: Any) -> bool:
@@ -227,12 +227,12 @@ MAX_MISTAKES = 3
 
 def mistakes(error: ValidationError, target: type, where: str = "") -> str:
     """Return the first mistakes in ``target``'s values: the key, the value, and the allowed or the nearest ones."""
-    found = error.errors(include_url=False)[:MAX_MISTAKES]
-    return "; ".join(_mistake(dict(each), target, where) for each in found)
+    errors = error.errors(include_url=False)[:MAX_MISTAKES]
+    return "; ".join(_mistake(dict(each), target, where) for each in errors)
 
 
-def _mistake(found: dict[str, Any], target: type, where: str) -> str:
-    place, kind, value, reason = found["loc"], found["type"], found["input"], found["msg"]
+def _mistake(mistake: dict[str, Any], target: type, where: str) -> str:
+    place, kind, value, reason = mistake["loc"], mistake["type"], mistake["input"], mistake["msg"]
     key = where
     for part in place:
         if isinstance(part, int):
@@ -248,11 +248,11 @@ def _mistake(found: dict[str, Any], target: type, where: str) -> str:
     if kind == "missing":
         return f"{key}: a value is missing"
     if kind == "value_error":
-        return f"{key}: {found['ctx']['error']}".removeprefix(": ")
+        return f"{key}: {mistake['ctx']['error']}".removeprefix(": ")
     if kind == "string_type" and isinstance(value, int | float):
         return f"{key}={value!r}: must be text; write it in quotes: '\"{value}\"'"
     if kind == "literal_error":
-        reason = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", found["ctx"]["expected"]))
+        reason = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", mistake["ctx"]["expected"]))
     return f"{key}={value!r:.200}: {reason.replace('Input should', 'must')}"
 
 
@@ -296,10 +296,10 @@ def class_of(path: object, where: str) -> type:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{where}: cannot import {path}: {error}; {_import_advice(module_name, error)}") from error
-    found = getattr(module, name, None)
-    if found is None:
+    target = getattr(module, name, None)
+    if target is None:
         classes = [each for each in vars(module) if is_pydantic_dataclass(getattr(module, each))]
         raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no class {name}; {nearest(name, classes)}")
-    if not is_pydantic_dataclass(found):
+    if not is_pydantic_dataclass(target):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
-    return typing.cast("type", found)
+    return typing.cast("type", target)

@@ -41,7 +41,7 @@ class ImageSideError(PrivacyError):
 
 
 class RepeatedImageError(PrivacyError):
-    """A request to protect single images, of which the device's data name one more than once."""
+    """A request to protect single images, on a device whose data name an image more than once."""
 
 
 class CheckpointError(GoldfinchError):

@@ -119,7 +119,7 @@ def _installed_from() -> Path | None:
 
 def _libraries(extra: str) -> list[str]:
     """Return the requirements that ``extra`` adds, those of the extras that it contains too."""
-    found: list[str] = []
+    requirements: list[str] = []
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -130,9 +130,9 @@ def _libraries(extra: str) -> list[str]:
             continue
         requirement = requirement.strip()
         if not requirement.startswith(DISTRIBUTION):
-            found.append(requirement)
+            requirements.append(requirement)
             continue
         inner = requirement.partition("[")[2].partition("]")[0]
         for name in inner.split(","):
-            found.extend(_libraries(name))
-    return found
+            requirements.extend(_libraries(name))
+    return requirements

@@ -126,9 +126,9 @@ class ClassTotals:
     @classmethod
     def of(cls, confusion: Sequence[Sequence[int]]) -> ClassTotals:
         """Return the totals of confusion counts ``[K][K]``: images by true class (row) and predicted class (column)."""
-        found = cls.empty(len(confusion))
-        found.add_cells(cells_of(confusion))
-        return found
+        totals = cls.empty(len(confusion))
+        totals.add_cells(cells_of(confusion))
+        return totals
 
     def add_cells(self, cells: Mapping[str, Any]) -> None:
         """Add the images of confusion counts without their zeros, see :func:`cells_of`."""

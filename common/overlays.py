@@ -134,9 +134,9 @@ def fitting_overlay(method: str, data: str) -> Overlay:
     Raises:
         ConfigError: none are on file; the message lists what is.
     """
-    found = printed_values(method, data)
-    if found is not None:
-        return found
+    overlay = printed_values(method, data)
+    if overlay is not None:
+        return overlay
     known: list[str] = []
     for name in choices_of("printed"):
         if name != NONE:
@@ -151,7 +151,8 @@ def fitting_overlay(method: str, data: str) -> Overlay:
 def printed_values(method: str, data: str) -> Overlay | None:
     """Return the values with which a paper's results of ``method`` on ``data`` were made; ``None`` if none are on file.
 
-    They are weights, temperatures and the server's epochs. Protocol, net and local training are those of an experiment.
+    The values are weights, temperatures and the server's epochs. An experiment has the paper's protocol, net and local
+    training.
 
     Args:
         method: an option of ``conf/method/``.
@@ -216,10 +217,10 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _comment(text: str) -> str:
     """Return the comment below the header, without lines that name a command, in one line."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.splitlines()[1:]:
         if not line.startswith("#"):
             break
         if not line.startswith("# goldfinch "):
-            found.append(line[1:].strip())
-    return " ".join(found)
+            lines.append(line[1:].strip())
+    return " ".join(lines)

@@ -53,13 +53,13 @@ def escaped(text: str, letters: str = r"[^\x00-\x7f]") -> str:
     >>> escaped("Zürich"), unescaped(escaped("Zürich"))
     ('Z$ufc$rich', 'Zürich')
     """
-    return re.sub(letters, lambda found: f"$u{ord(found[0]):x}$", text)
+    return re.sub(letters, lambda match: f"$u{ord(match[0]):x}$", text)
 
 
 def unescaped(value: Any) -> Any:
     """Return ``value``, a text or containers of texts, with the characters that :func:`escaped` replaced."""
     if isinstance(value, str):
-        return re.sub(r"\$u([0-9a-f]+)\$", lambda found: chr(int(found[1], 16)), value)
+        return re.sub(r"\$u([0-9a-f]+)\$", lambda match: chr(int(match[1], 16)), value)
     if isinstance(value, Mapping):
         return {unescaped(key): unescaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -114,21 +114,21 @@ def _read(texts: Sequence[str]) -> list[Override]:
     for text in texts:
         if "=" not in text and not text.startswith("~"):
             raise ConfigError(f"{text!r} is not of the form key=value; {_meant(text)}")
-    found: list[Override] = []
+    overrides: list[Override] = []
     try:
         for text, item in zip(texts, OverridesParser.create().parse_overrides(list(map(escaped, texts))), strict=True):
             key, changes_keys = unescaped(item.key_or_group), item.is_add() or item.is_delete()
             if item.is_discrete_sweep():
                 values = tuple(unescaped(value) for value in item.sweep_string_iterator())
-                found.append(Override(text, key, None, True, values, changes_keys))
+                overrides.append(Override(text, key, None, True, values, changes_keys))
             elif item.is_sweep_override() or item.value() == "*":
-                found.append(Override(text, key, None, True, (), changes_keys))
+                overrides.append(Override(text, key, None, True, (), changes_keys))
             else:
-                found.append(Override(text, key, unescaped(item.value()), changes_keys=changes_keys))
+                overrides.append(Override(text, key, unescaped(item.value()), changes_keys=changes_keys))
     except (HydraException, RecursionError) as error:
         advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
         raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
-    return found
+    return overrides
 
 
 def _meant(word: str) -> str:
@@ -165,7 +165,7 @@ RUN_CONFIG = {
 def overrides_in(run_config: Mapping[str, object]) -> str:
     """Return the overrides of a run configuration as one shell-quoted text.
 
-    Those of the plain keys come first, then ``overrides``, which wins.
+    The overrides of the plain keys come first, then ``overrides``, which wins.
 
     >>> overrides_in({"method": "fpl", "rounds": 5, "seed": "", "overrides": "train.epochs=2"})
     'method=fpl train.rounds=5 train.epochs=2'

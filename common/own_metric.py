@@ -116,14 +116,16 @@ def count_sums(metric: OwnMetric, probabilities: Tensor, labels: Tensor) -> dict
         PayloadError: the metric returned other names than it declares, a value that is not a finite number, or one
             outside the range that it declares.
     """
-    found = dict(metric.sums(probabilities, labels))
+    returned = dict(metric.sums(probabilities, labels))
     name = type(metric).__name__
-    if set(found) != set(metric.sum_names):
-        raise PayloadError(f"{name}.sums returned {sorted(found)}; it declares {sorted(metric.sum_names)} in sum_names")
+    if set(returned) != set(metric.sum_names):
+        raise PayloadError(
+            f"{name}.sums returned {sorted(returned)}; it declares {sorted(metric.sum_names)} in sum_names"
+        )
     sums: dict[str, float] = {}
     for key in metric.sum_names:
         try:
-            sums[key] = float(found[key])
+            sums[key] = float(returned[key])
         except (TypeError, ValueError, RuntimeError) as error:
             raise PayloadError(f"{name}.sums: {key} is not a number: {error}") from error
         if not math.isfinite(sums[key]):
@@ -143,17 +145,17 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
     name = type(metric).__name__
     try:
         with np.errstate(all="ignore"):
-            found = dict(metric.values({key: np.float64(value) for key, value in sums.items()}))
+            returned = dict(metric.values({key: np.float64(value) for key, value in sums.items()}))
     except ArithmeticError:  # such as a division of Python's own numbers by zero
-        found = {}
+        returned = {}
     except Exception as error:
         raise ConfigError(f"{name}.values: {type(error).__name__}: {error}") from error
-    unknown = sorted(set(found) - set(metric.measures))
+    unknown = sorted(set(returned) - set(metric.measures))
     if unknown:
         raise ConfigError(f"{name}.values returned {unknown}; it declares {sorted(metric.measures)} in measures")
     values: dict[str, float | None] = {}
     for key in metric.measures:
-        value = found.get(key)
+        value = returned.get(key)
         values[key] = None
         if isinstance(value, int | float) and math.isfinite(value):
             values[key] = float(value)

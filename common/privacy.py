@@ -76,7 +76,7 @@ class GaussianPrivacy:
         delta: probability with which the bound may fail, in (0, 1); well below one over the number of samples.
         randomness: ``system`` draws noise from the operating system, which cannot be predicted or repeated. ``keyed``
             draws it from the run's seed, so that runs repeat bit for bit, and **anyone who knows the seed can subtract
-            it**. It is for simulations only; other devices refuse it unless their own configuration allows it.
+            it**. ``keyed`` is for simulations only; other devices refuse it unless their configuration allows it.
             ``auto`` is ``keyed`` if one machine plays all clients, else ``system``.
         max_releases: updates that a device releases of a client's data, in all runs together, >= 1; ``None`` is no
             limit. A device may have a limit of its own, and the stricter one counts.
@@ -104,12 +104,12 @@ class GaussianPrivacy:
         Returns:
             Standard deviations over L2 sensitivities, > 0. Parts that are sent but not returned are not protected.
         """
-        found: dict[str, float] = {}
+        multipliers: dict[str, float] = {}
         if prototypes and self.noise_multiplier > 0:
-            found["prototypes"] = self.noise_multiplier
+            multipliers["prototypes"] = self.noise_multiplier
         if weights and self.update_clip is not None and self.update_noise_multiplier > 0:
-            found["weights"] = self.update_noise_multiplier
-        return found
+            multipliers["weights"] = self.update_noise_multiplier
+        return multipliers
 
 
 def finite_copy(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The settings of rounds and of local training: the groups ``train`` and ``rounds``. It does not import torch."""
+"""The settings of rounds and of local training: the groups ``train`` and ``rounds``. The module imports no torch."""
 
 import math
 from typing import Annotated, Literal
@@ -28,8 +28,8 @@ class TrainSettings:
         momentum: SGD's momentum, in [0, 1).
         weight_decay: L2 coefficient, >= 0; of ``adamw`` the decoupled one.
         clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
-        label_smoothing: share of the target that is spread evenly over all classes, in [0, 1). It acts on the
-            cross-entropy of every method; scores use none.
+        label_smoothing: share of the target that is spread evenly over all classes, in [0, 1). The smoothing acts
+            on the cross-entropy of every method; scores use none.
         class_weights: ``balanced`` weights the cross-entropy of each sample inversely to its class's share of the
             client's training samples, see :func:`common.losses.classification.balanced_weights`.
         patience: rounds without a better average on validation samples after which the run stops; needs

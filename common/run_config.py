@@ -45,10 +45,10 @@ NOT_THE_IDENTITY = ("train.rounds", "train.patience", *SCORING_SETTINGS)
 CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", "rounds.last_rounds")
 """Settings that change the result, with which a run may be resumed otherwise than it began.
 
-They say when the run ends and how many scores are averaged, so the scores that it has stay comparable with those that
-follow. The other :data:`SCORING_SETTINGS` decide which rounds and images are scored: with other values, one history
-would hold scores of both kinds. ``train.rounds`` cannot be less than the rounds that are done, and cannot change in a
-run that follows a schedule over all rounds.
+These settings say when the run ends and how many scores are averaged, so the scores that the run has stay comparable
+with those that follow. The other :data:`SCORING_SETTINGS` decide which rounds and images are scored: with other values,
+one history would hold scores of both kinds. ``train.rounds`` cannot be less than the rounds that are done, and cannot
+change in a run that follows a schedule over all rounds.
 """
 
 
@@ -60,16 +60,16 @@ def flat(settings: Mapping[str, Any], without: Sequence[str] = (), prefix: str =
         without: keys of settings, and of groups of them, to leave out.
         prefix: the key of ``settings`` itself, with a dot at its end.
     """
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if name in without:
             continue
         if isinstance(value, Mapping):
-            found |= flat(value, without, f"{name}.")
+            flattened |= flat(value, without, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flattened[name] = value
+    return flattened
 
 
 def attack_text(raw: Mapping[str, Any]) -> str:
@@ -94,11 +94,11 @@ def configuration_of(raw: Mapping[str, Any]) -> str:
 
 def scoring_of(raw: Mapping[str, Any]) -> str:
     """Return 16 hex digits over the settings that change which scores a run has, but not its state."""
-    found: dict[str, Any] = {}
+    scoring: dict[str, Any] = {}
     for key, value in flat(raw).items():
         if key in SCORING_SETTINGS:
-            found[key] = value
-    return _digest(found)
+            scoring[key] = value
+    return _digest(scoring)
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
@@ -135,10 +135,10 @@ def read_class_names(path: Path) -> list[str]:
         content = yaml.safe_load(_yaml_in(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    found = content.get(CLASS_NAMES) if isinstance(content, dict) else None
-    if not isinstance(found, list):
+    names = content.get(CLASS_NAMES) if isinstance(content, dict) else None
+    if not isinstance(names, list):
         return []
-    return list(map(str, found))
+    return list(map(str, names))
 
 
 def check_trusted(content: Mapping[str, Any], path: Path) -> None:
@@ -225,7 +225,7 @@ def _is_record(content: Any) -> bool:
 def contradictions(
     raw: Mapping[str, Any], path: Path, changeable: Sequence[str] = CHANGEABLE_ON_RESUME
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of which a run that is resumed has other values than in the rounds that are done.
+    """Return the settings that have other values in a resumed run than in the rounds that are done.
 
     Args:
         raw: the composed configuration of the resumed run.
@@ -242,17 +242,17 @@ def contradictions(
     written: Any = OmegaConf.to_container(OmegaConf.create(yaml_of(raw)))
     before = result_settings(recorded, changeable)
     now = result_settings(written, changeable)
-    found: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before | now):
         if before.get(key) == now.get(key):
             continue
         group = key.partition(".")[0]
         options = written["choices"].get(group), recorded["choices"].get(group)
         if options[0] != options[1]:
-            found[group] = options
+            differing[group] = options
         else:
-            found[key] = (now.get(key), before.get(key))
-    return found
+            differing[key] = (now.get(key), before.get(key))
+    return differing
 
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:

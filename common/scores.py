@@ -34,7 +34,7 @@ COLUMNS = (
     *("round", "client", "client_domain", "domain", "scored_on", "count", "correct", "accuracy", "loss"),
     *COUNTED,
 )
-"""Columns of :func:`score_row`. Those of ``rounds.scores`` and ``own_metric`` follow, where the run has them."""
+"""Columns of :func:`score_row`. The columns of ``rounds.scores`` and ``own_metric`` follow, where a run has them."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RunScores:
         scorers = self.scorers.get(scored_on)
         if scorers is None:
             scorers = dict.fromkeys(sorted({line["domain"] for line in lines}), 1)
-        found = ScoreSeries(scorers, metric, self.measures.get(metric, MEASURES.get(metric)))
+        series = ScoreSeries(scorers, metric, self.measures.get(metric, MEASURES.get(metric)))
         values: Values = {}
         if metric not in METRICS and lines:
             values = recorded_values(self.events, scored_on)
@@ -116,8 +116,8 @@ class RunScores:
         for line in lines:
             by_round.setdefault(line["round"], []).append(line)
         for number in sorted(by_round):
-            found.add(number, by_round[number], values)
-        return found
+            series.add(number, by_round[number], values)
+        return series
 
 
 class ScoreSeries:
@@ -178,7 +178,7 @@ class ScoreSeries:
 
     def _by_counts(self, accuracy: RoundScore, lines: Sequence[Mapping[str, Any]]) -> RoundScore:
         totals = class_totals(lines)
-        found: dict[str, float] = {}
+        accuracies: dict[str, float] = {}
         for domain in accuracy.accuracy:
             if (accuracy.round, domain) not in totals:
                 raise ConfigError(
@@ -186,22 +186,22 @@ class ScoreSeries:
                     f"no {METRICS[self.metric]}; take --metric accuracy, leave the run out, or run it again with "
                     "overwrite=true"
                 )
-            found[domain] = totals[accuracy.round, domain].metric(self.metric)
-        return RoundScore(accuracy.round, found, accuracy.missing)
+            accuracies[domain] = totals[accuracy.round, domain].metric(self.metric)
+        return RoundScore(accuracy.round, accuracies, accuracy.missing)
 
     def _by_values(self, accuracy: RoundScore, values: Values) -> RoundScore | None:
         """Return the score by recorded values; domains without one are missing, as :data:`UNDEFINED`."""
-        found: dict[str, float] = {}
+        values_by_domain: dict[str, float] = {}
         missing = dict(accuracy.missing)
         for domain in accuracy.accuracy:
             value = values.get((accuracy.round, domain), {}).get(self.metric)
             if value is None:
                 missing[domain] = UNDEFINED
                 continue
-            found[domain] = value
-        if not found:
+            values_by_domain[domain] = value
+        if not values_by_domain:
             return None
-        return RoundScore(accuracy.round, found, missing, self._lower_is_better)
+        return RoundScore(accuracy.round, values_by_domain, missing, self._lower_is_better)
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ def lines_on(scored_on: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping
 
 def test_images(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return by domain the test images of one client, the largest number of any line of ``scores.jsonl``."""
-    found: dict[str, int] = {}
+    images: dict[str, int] = {}
     for line in lines_on("test", lines):
-        found[line["domain"]] = max(found.get(line["domain"], 0), line["count"])
-    return dict(sorted(found.items()))
+        images[line["domain"]] = max(images.get(line["domain"], 0), line["count"])
+    return dict(sorted(images.items()))
 
 
 def score_row(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,16 +248,16 @@ def class_totals(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], Cl
     Args:
         lines: lines of ``scores.jsonl``, all of test images or all of validation samples.
     """
-    found: dict[tuple[int, str], ClassTotals] = {}
+    totals_by_key: dict[tuple[int, str], ClassTotals] = {}
     uncounted: set[tuple[int, str]] = set()
     for line in lines:
         key = line["round"], line["domain"]
         if "confusion" not in line:
             uncounted.add(key)
             continue
-        totals = found.setdefault(key, ClassTotals.empty(line["confusion"]["classes"]))
+        totals = totals_by_key.setdefault(key, ClassTotals.empty(line["confusion"]["classes"]))
         totals.add_cells(line["confusion"])
-    return {key: totals for key, totals in found.items() if key not in uncounted}
+    return {key: totals for key, totals in totals_by_key.items() if key not in uncounted}
 
 
 def recorded_values(
@@ -272,10 +272,10 @@ def recorded_values(
     name = "score"
     if scored_on == "validation":
         name = "validation"
-    found: dict[tuple[int, str], dict[str, float | None]] = {}
+    values: dict[tuple[int, str], dict[str, float | None]] = {}
     for entry in events:
         if entry["event"] == name:
             for metric, by_domain in entry.get("values", {}).items():
                 for domain, value in by_domain.items():
-                    found.setdefault((entry["round"], domain), {})[metric] = value
-    return found
+                    values.setdefault((entry["round"], domain), {})[metric] = value
+    return values

@@ -135,10 +135,10 @@ class RunSettings:
     @cached_property
     def clients(self) -> tuple[ClientSpec, ...]:
         """The clients: those of the protocol, or one that holds the samples of all of them (:attr:`Method.pools`)."""
-        found = self.protocol.clients(self.data)
+        clients = self.protocol.clients(self.data)
         if self.method.pools:
-            return (ClientSpec.pooled(found),)
-        return found
+            return (ClientSpec.pooled(clients),)
+        return clients
 
     @cached_property
     def local_steps(self) -> int | None:
@@ -169,12 +169,12 @@ class RunSettings:
     @cached_property
     def own_packages(self) -> tuple[str, ...]:
         """The user's own packages with classes that the settings name, sorted."""
-        found: set[str] = set()
+        packages: set[str] = set()
         for _, name in imports_of(self.raw):
             package = str(name).partition(".")[0]
             if package not in OURS:
-                found.add(package)
-        return tuple(sorted(found))
+                packages.add(package)
+        return tuple(sorted(packages))
 
     @cached_property
     def code(self) -> str:
@@ -192,15 +192,15 @@ class RunSettings:
     @property
     def alters_updates(self) -> dict[str, str]:
         """The settings under which the server may count another update than a client computed, each with a remedy."""
-        found: dict[str, str] = {}
+        remedies: dict[str, str] = {}
         if self.rounds.outliers != "off":
-            found[f"rounds.outliers={self.rounds.outliers}"] = "rounds.outliers=off"
+            remedies[f"rounds.outliers={self.rounds.outliers}"] = "rounds.outliers=off"
         if getattr(self.aggregation, "robust", False):
             rule = self.choices.get("aggregation", type(self.aggregation).__name__)
-            found[f"aggregation={rule}"] = "aggregation=mean"
+            remedies[f"aggregation={rule}"] = "aggregation=mean"
         if isinstance(self.privacy, GaussianPrivacy) and self.privacy.update_clip is not None:
-            found[f"privacy.update_clip={self.privacy.update_clip:g}"] = "privacy.update_clip=null"
-        return found
+            remedies[f"privacy.update_clip={self.privacy.update_clip:g}"] = "privacy.update_clip=null"
+        return remedies
 
     @cached_property
     def test_scorers(self) -> dict[str, int]:
@@ -208,12 +208,12 @@ class RunSettings:
 
         One client scores a shared model on a domain. If every client has a model of its own, all score theirs.
         """
-        found = dict.fromkeys(self.protocol.test_domains(self.data), 1)
+        counts = dict.fromkeys(self.protocol.test_domains(self.data), 1)
         if self.method.personal:
             for domain, count in self._clients_by_domain().items():
-                if domain in found:
-                    found[domain] = count
-        return found
+                if domain in counts:
+                    counts[domain] = count
+        return counts
 
     @cached_property
     def validation_scorers(self) -> dict[str, int]:
@@ -225,10 +225,10 @@ class RunSettings:
     @property
     def further_measures(self) -> dict[str, Measure]:
         """The metrics that only this run's settings ask for: those of confidences, and those of ``own_metric``."""
-        found: dict[str, Measure] = {}
+        measures: dict[str, Measure] = {}
         if self.rounds.scores:
-            found |= CONFIDENCE_MEASURES
-        return found | dict(self.own_metric.measures)
+            measures |= CONFIDENCE_MEASURES
+        return measures | dict(self.own_metric.measures)
 
     @property
     def scheduled(self) -> bool:
@@ -308,7 +308,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     values: dict[str, Any] = {"raw": raw}
     for key in groups:
         values[key] = build(raw[key], key, targets.get(key))
-        if is_described_by_no_file(raw, key):
+        if takes_class_defaults(raw, key):
             raw[key] = completed(raw[key], values[key])
     for each in fields(RunSettings):
         if each.name not in values:
@@ -328,8 +328,12 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     return settings
 
 
-def is_described_by_no_file(raw: Mapping[str, Any], group: str) -> bool:
-    """Return whether a group's class is the user's own or was chosen by its dotted name: no file has its defaults."""
+def takes_class_defaults(raw: Mapping[str, Any], group: str) -> bool:
+    """Return whether a group's defaults are those of its class.
+
+    Such a class is the user's own, or was chosen by its dotted name. For other classes a file of ``conf/`` holds the
+    defaults.
+    """
     target = str(raw[group].get("_target_", "common."))
     return target.partition(".")[0] not in OURS or raw.get("choices", {}).get(group) == target
 
@@ -342,14 +346,14 @@ def completed(node: Mapping[str, Any], value: Any) -> dict[str, Any]:
         value: the object that was built of them. Of its defaults those are left out that YAML cannot express, and
             classes, which nobody named.
     """
-    found = dict(node)
+    values = dict(node)
     plain = to_config(value)
     for each in fields(value):
         if each.init and is_plain(plain[each.name]):
-            found[each.name] = plain[each.name]
+            values[each.name] = plain[each.name]
     if isinstance(value, DataSource) and not {"mean", "std", "normalisation"} & set(node.get("augmentation") or ()):
         _say_normalisation(value, str(node["_target_"]))
-    return found
+    return values
 
 
 def _say_normalisation(data: DataSource, target: str) -> None:

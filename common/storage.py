@@ -89,8 +89,8 @@ def split_tensors(tensors: Mapping[str, Tensor]) -> Bundle:
 class GlobalState(Bundle):
     """The server's state after ``round`` rounds, on the CPU.
 
-    Its weights are the shared model's. Its prototypes are the global ones, empty before the first round and for methods
-    without prototypes. Its extra tensors are a method's own: FedDyn's ``h``, FedPall's amplifier, server momentum.
+    The weights are the shared model's. The prototypes are the global ones, empty before the first round and for methods
+    without prototypes. The extra tensors are a method's own: FedDyn's ``h``, FedPall's amplifier, server momentum.
 
     Args:
         round: rounds completed; 0 before the first.
@@ -152,11 +152,11 @@ def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with names that begin with ``prefix``, by the rest of their names."""
-    found: dict[str, Tensor] = {}
+    tensors_by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
-            found[name.removeprefix(prefix)] = tensor
-    return found
+            tensors_by_name[name.removeprefix(prefix)] = tensor
+    return tensors_by_name
 
 
 # ---- atomic files ----------------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class AnswerStore:
     A mapped tensor is read from its file when its values are used, and the kernel can reclaim its memory at any time.
     Sums over many replies read them block by block (:mod:`strategies.core.aggregation`), so no whole reply is copied.
 
-    A file is unlinked as soon as it is mapped. Its disk space is free when its last tensor is deleted or the process
+    A file is unlinked as soon as it is mapped. The disk space is free when the last tensor is deleted or the process
     ends.
 
     Args:
@@ -466,7 +466,7 @@ class AnswerStore:
             file.writelines(safetensors_pieces(answer.tensors()))
             file.flush()
             mapped, _ = read_tensors(Path(file.name))
-        found = split_tensors(mapped)
-        weights = {name: found.weights[name] for name in answer.weights}  # in the reply's own order
-        extra = {name: found.extra[name] for name in answer.extra}
-        return replace(answer, weights=weights, prototypes=found.prototypes, extra=extra)
+        parts = split_tensors(mapped)
+        weights = {name: parts.weights[name] for name in answer.weights}  # in the reply's own order
+        extra = {name: parts.extra[name] for name in answer.extra}
+        return replace(answer, weights=weights, prototypes=parts.prototypes, extra=extra)

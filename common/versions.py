@@ -28,7 +28,7 @@ PACKAGES = (
     "triton",
 )
 CODE = ("common", "strategies", "client", "server")
-"""The packages that compute. The code hash is over their files. They import no other package of Goldfinch."""
+"""The packages that compute. The code hash is over their files. None imports another package of Goldfinch."""
 
 OURS = (*CODE, "goldfinch", "conf")
 """All packages. ``goldfinch`` starts runs and reads them; the values of ``conf`` are in a run's identity."""
@@ -115,15 +115,15 @@ def shadows(folders: Iterable[str], packages: Sequence[str] = CODE) -> list[str]
 
     The search ends at a folder with an application; if it is another one, the hashes of code differ.
     """
-    found: list[str] = []
+    files: list[str] = []
     for folder in folders:
         if (Path(folder) / "common" / "versions.py").exists():
             break
         for package in packages:
             spec = PathFinder.find_spec(package, [folder])
             if spec is not None and spec.origin:
-                found.append(spec.origin)
-    return found
+                files.append(spec.origin)
+    return files
 
 
 RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
@@ -167,7 +167,7 @@ def processor() -> dict[str, str]:
 
 
 def processor_name(facts: Mapping[str, str]) -> str:
-    """Return what :func:`processor` found as one text: model, instruction set, and what restricts it."""
+    """Return what :func:`processor` returns as one text: model, instruction set, and what restricts it."""
     names = sorted(facts, key=lambda name: (name != "model", name != "instruction_set", name))
     return ", ".join(facts[name] for name in names)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GoldfinchError
-from common.wire.messages import trained
+from common.wire.messages import update_was_used
 from goldfinch.record import RunRecord
 
 MAX_ROUNDS_AWAY = 2
@@ -49,7 +49,7 @@ def clients_of_rounds(run: RunRecord, rounds: int) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {number: [] for number in range(1, rounds + 1)}
     for row in run.replies:
         number = int(row["round"])
-        if number in found and trained(str(row["status"])):
+        if number in found and update_was_used(str(row["status"])):
             found[number].append(str(row["client"]))
     return found
 
@@ -98,7 +98,7 @@ def check(run: RunRecord, rounds: int, clients: int, killed: str) -> list[str]:
 
 
 def _is_failure(row: Mapping[str, Any], number: int, client: str) -> bool:
-    return int(row["round"]) == number and row["client"] == client and not trained(str(row["status"]))
+    return int(row["round"]) == number and row["client"] == client and not update_was_used(str(row["status"]))
 
 
 def _reason(row: Mapping[str, Any]) -> str:

@@ -44,11 +44,11 @@ def _check_packages() -> None:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
             continue
-        found = Path(spec.origin).resolve()
-        if not found.is_relative_to(root / name):
+        imported = Path(spec.origin).resolve()
+        if not imported.is_relative_to(root / name):
             raise ImportError(
-                f"{found} is imported in place of Goldfinch's package {name!r}: rename it, or start Python in another "
-                "folder and without it on PYTHONPATH"
+                f"{imported} is imported in place of Goldfinch's package {name!r}: rename it, or start Python in "
+                "another folder and without it on PYTHONPATH"
             )
 
 
@@ -90,7 +90,7 @@ __all__ = [
 
 @cache
 def _homes() -> dict[str, str]:
-    """Return the module of each name. It is read from the imports at the top, which only type checkers do."""
+    """Return the module of each name, as the imports at the top of this file say. Only type checkers import there."""
     homes: dict[str, str] = {}
     for statement in ast.walk(ast.parse(Path(__file__).read_text())):
         if isinstance(statement, ast.ImportFrom):

@@ -547,7 +547,7 @@ def _enrol(
     if restore:
         if node or client:
             raise ConfigError("--restore enrols the devices that were enrolled before: leave out --node and --client")
-        membership.restore(folder, connection)
+        membership.enrol_again(folder, connection)
         return
     membership.enrol(folder, node or [], client or [], connection)
 

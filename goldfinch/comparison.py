@@ -30,8 +30,8 @@ def compare(
 ) -> pd.DataFrame:
     """Tune methods alike on validation samples, rank them on fresh seeds, and return the table.
 
-    It does what ``goldfinch compare`` does, in the same folder. With one method it tunes this method. A study's setting
-    is in ``METHOD/CASE/study-N/best.yaml`` below the folder, which ``gf.run(tuned=FILE)`` takes.
+    The function does what ``goldfinch compare`` does, in the same folder. With one method it tunes this method. A
+    study's setting is in ``METHOD/CASE/study-N/best.yaml`` below the folder, which ``gf.run(tuned=FILE)`` takes.
 
     Example::
 
@@ -83,26 +83,26 @@ def compare(
     for ranking in done.tables:
         for row in ranking.rows:
             rows[(ranking.title, row.label)] = _numbers(ranking, row)
-    found = pandas_library().DataFrame.from_dict(rows, orient="index")
-    found.index.names = ["scores", "method"]
+    table = pandas_library().DataFrame.from_dict(rows, orient="index")
+    table.index.names = ["scores", "method"]
     if len(done.tables) == 1:
-        found = found.droplevel("scores")
-    found.attrs["notes"] = done.all_notes
-    found.attrs["folder"] = str(folder)
-    return found
+        table = table.droplevel("scores")
+    table.attrs["notes"] = done.all_notes
+    table.attrs["folder"] = str(folder)
+    return table
 
 
 def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
     """Return the numbers of a row; ``None`` is what it lacks."""
-    found: dict[str, Any] = {"bound": row.bound, "rank": row.rank, "chance": row.chance or None}
-    found |= {"accuracy": None, "std": None, "worst": None}
-    found |= {"difference": None, "low": None, "high": None, "p": row.p, "verdict": row.verdict}
+    numbers: dict[str, Any] = {"bound": row.bound, "rank": row.rank, "chance": row.chance or None}
+    numbers |= {"accuracy": None, "std": None, "worst": None}
+    numbers |= {"difference": None, "low": None, "high": None, "p": row.p, "verdict": row.verdict}
     value, worst = row.value(), row.value("worst")
     if value is not None and worst is not None:
-        found |= {"accuracy": value.mean, "std": value.deviation, "worst": worst.mean}
+        numbers |= {"accuracy": value.mean, "std": value.deviation, "worst": worst.mean}
     if row.difference is not None:
-        found |= {"difference": row.difference.mean, "low": row.difference.low, "high": row.difference.high}
-    return found | {
+        numbers |= {"difference": row.difference.mean, "low": row.difference.low, "high": row.difference.high}
+    return numbers | {
         "trials": ranking.trials[row.label],
         "hours": ranking.hours[row.label],
         "megabytes": row.megabytes,

@@ -99,14 +99,14 @@ def explain(name: str) -> Explanation:
 def _group_of(choice: str) -> str:
     """Return the one group with a choice of this name."""
     groups = [*compose_config(())["choices"], *OVER_OTHERS]
-    found: list[str] = []
+    matching: list[str] = []
     names: set[str] = set(groups)
     for group in groups:
         options = choices_of(group)
         names.update(options)
         if choice in options:
-            found.append(group)
-    if not found:
+            matching.append(group)
+    if not matching:
         for setting in setting_keys(compose_config(())):
             if setting.rpartition(".")[2] == choice:
                 names.add(setting)
@@ -114,10 +114,10 @@ def _group_of(choice: str) -> str:
             f"{choice}: no such group, choice or setting{_similar(choice, names)}; goldfinch list shows groups and "
             "choices, goldfinch list train the settings of a group"
         )
-    if len(found) > 1:
-        written = " or ".join(f"{group}.{choice}" for group in found)
+    if len(matching) > 1:
+        written = " or ".join(f"{group}.{choice}" for group in matching)
         raise ConfigError(f"{choice} is a choice of several groups: write {written}")
-    return found[0]
+    return matching[0]
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
@@ -127,18 +127,18 @@ def _similar(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?"
 
 
-def _only(found: Explanation, key: str) -> Explanation:
+def _only(explanation: Explanation, key: str) -> Explanation:
     """Return the explanation of one setting, or of those below ``key``; of all where ``key`` is the group itself."""
     if "." not in key:
-        return found
+        return explanation
     kept: list[Setting] = []
-    for setting in found.settings:
+    for setting in explanation.settings:
         if setting.key == key or setting.key.startswith(f"{key}."):
             kept.append(setting)
     if not kept:
-        known = [setting.key for setting in found.settings]
-        raise ConfigError(f"{key}: no such setting of {found.title}; {nearest(key, known)}")
-    return Explanation(found.title, "", kept)
+        known = [setting.key for setting in explanation.settings]
+        raise ConfigError(f"{key}: no such setting of {explanation.title}; {nearest(key, known)}")
+    return Explanation(explanation.title, "", kept)
 
 
 def _explain_choice(group: str, choice: str | None) -> Explanation:
@@ -153,9 +153,9 @@ def _explain_choice(group: str, choice: str | None) -> Explanation:
     published: dict[str, Mapping[str, Any]] = {}
     if group == "method":
         for data in choices_of("data"):
-            found = printed_values(choice, data)
-            if found is not None:
-                published[data] = found.values
+            overlay = printed_values(choice, data)
+            if overlay is not None:
+                published[data] = overlay.values
     parts = [_comment(group, choice), _description(target)]
     if group == "method" and choice in PAPERS:
         parts.append(f"Paper: {cited(choice)}")
@@ -184,7 +184,7 @@ def _explain_run(base: Mapping[str, Any], name: str) -> Explanation:
     from common.settings import RunSettings
 
     hints = get_type_hints(RunSettings, include_extras=True)
-    setting = Setting(name, kind_of(hints[name]), _written(base[name]), meanings(RunSettings).get(name, ""))
+    setting = Setting(name, type_text(hints[name]), _written(base[name]), meanings(RunSettings).get(name, ""))
     return Explanation("a run", "", [setting])
 
 
@@ -223,7 +223,7 @@ def _settings(
         for data, printed in published.items():
             if key in printed:
                 values[data] = _written(printed[key])
-        yield Setting(key, kind_of(hints.get(name, Any)), _written(value), texts.get(name, ""), search, values)
+        yield Setting(key, type_text(hints.get(name, Any)), _written(value), texts.get(name, ""), search, values)
 
 
 def _class_below(hint: Any, value: object, key: str) -> type | None:
@@ -238,23 +238,23 @@ def _class_below(hint: Any, value: object, key: str) -> type | None:
     return None
 
 
-def kind_of(hint: Any) -> str:
+def type_text(hint: Any) -> str:
     """Return a type and its range as text, such as ``number > 0`` or ``mean, sum``.
 
-    >>> kind_of(Literal["mean", "sum"])
+    >>> type_text(Literal["mean", "sum"])
     'mean or sum'
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return kind_of(arguments[0]) + "".join(_limits(arguments[1:]))
+        return type_text(arguments[0]) + "".join(_limits(arguments[1:]))
     if origin is Literal:
         return " or ".join(map(_written, arguments))
     if origin in (Union, types.UnionType):
-        return " or ".join(map(kind_of, arguments))
+        return " or ".join(map(type_text, arguments))
     if origin in (list, tuple):
-        return f"list of: {kind_of(arguments[0])}"
+        return f"list of: {type_text(arguments[0])}"
     if origin is not None and issubclass(origin, Mapping):
-        return f"names with: {kind_of(arguments[1])}"
+        return f"names with: {type_text(arguments[1])}"
     if inspect.isclass(hint) and is_pydantic_dataclass(hint):
         return f"an object of {hint.__name__}"
     return NAMES_OF_TYPES.get(hint, getattr(hint, "__name__", str(hint)))
@@ -276,24 +276,24 @@ def meanings(target: type) -> dict[str, str]:
 
     The class's own text wins over that of a base.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for each in reversed(target.__mro__):
-        found |= _fields_in(each.__doc__ or "")
-    return found
+        texts |= _fields_in(each.__doc__ or "")
+    return texts
 
 
 def _fields_in(docstring: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     section = re.search(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", inspect.cleandoc(docstring), re.MULTILINE)
     if section is None:
-        return found
+        return texts
     for entry in re.split(r"^    (?=\w)", section[1], flags=re.MULTILINE):
         names, colon, text = entry.partition(":")
         if not colon:
             continue
         for name in names.split(","):
-            found[name.strip()] = plain(text)
-    return found
+            texts[name.strip()] = plain(text)
+    return texts
 
 
 def plain(text: str) -> str:

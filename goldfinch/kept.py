@@ -13,10 +13,10 @@ from common.errors import ConfigError
 def split_overwrite(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """Return the arguments without ``overwrite=true`` and ``overwrite=false``, and whether the first is among them.
 
-    It is no setting of the runs: the same command goes on with what it has begun.
+    ``overwrite`` is no setting of the runs: without it, the same command goes on with the folder that it has begun.
 
     Raises:
-        ConfigError: it has another value.
+        ConfigError: ``overwrite`` has another value.
     """
     others: list[str] = []
     overwrite = False

@@ -24,7 +24,7 @@ class Paper:
         authors: full names, in order.
         venue: where it appeared; empty for a preprint.
         year: of the venue, or of the preprint.
-        identifier: by which it is found: ``arXiv:NUMBER``, ``doi:...``, or the number of the publisher.
+        identifier: ``arXiv:NUMBER``, ``doi:...``, or the number of the publisher.
     """
 
     title: str

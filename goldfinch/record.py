@@ -64,17 +64,17 @@ class RunRecord(RunFiles):
         """Return the record with scores by another metric; its files are not read again."""
         if metric == self.metric:
             return self
-        found = RunRecord(self.folder, metric)
+        record = RunRecord(self.folder, metric)
         for name in SHARED:
             if name in self.__dict__:
-                found.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
-        return found
+                record.__dict__[name] = self.__dict__[name]  # where cached_property keeps it
+        return record
 
     # ---- settings --------------------------------------------------------------------------------------------------
 
     @property
     def trusted_config(self) -> Mapping[str, Any]:
-        """``config.yaml``, of which everything may be built.
+        """``config.yaml``; everything in it may be built.
 
         Scores are read without it, so a table needs none of the user's own classes.
 
@@ -260,7 +260,7 @@ class RunRecord(RunFiles):
             packages.setdefault(package, {})[name] = digest
         if len(packages) < 2 or hash_of_files(self.code_files) != self.code:
             return {"goldfinch": self.code}
-        return {package: hash_of_files(found) for package, found in packages.items()}
+        return {package: hash_of_files(files) for package, files in packages.items()}
 
     @cached_property
     def class_names(self) -> Sequence[str]:
@@ -327,11 +327,11 @@ class RunRecord(RunFiles):
         present: set[str] = set()
         for score in self.round_scores:
             present.update(score.accuracy, score.missing)
-        found: list[str] = []
+        names: list[str] = []
         for name in self.config["data"].get("domains") or []:
             if str(name) in present:
-                found.append(str(name))
-        return found + sorted(present.difference(found))
+                names.append(str(name))
+        return names + sorted(present.difference(names))
 
     @cached_property
     def class_totals(self) -> Mapping[tuple[int, str], ClassTotals]:
@@ -377,17 +377,17 @@ class RunRecord(RunFiles):
     def changed_scoring(self) -> list[int]:
         """The numbers of test images of one domain over the rounds, if they differ; empty if every round had the same.
 
-        They differ if a device's test images changed before the run was resumed. Means over the rounds of such a run
-        mix scores of different images.
+        The numbers differ if a device's test images changed before the run was resumed. Means over the rounds of such a
+        run mix scores of different images.
         """
         if not any(entry["event"] == "resume" for entry in self.events):
             return []
         counts: dict[tuple[str, str], set[int]] = {}
         for line in self.test_lines:
             counts.setdefault((str(line["client"]), str(line["domain"])), set()).add(int(line["count"]))
-        for found in counts.values():
-            if len(found) > 1:
-                return sorted(found)
+        for numbers in counts.values():
+            if len(numbers) > 1:
+                return sorted(numbers)
         return []
 
 
@@ -401,7 +401,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
     Raises:
         ConfigError: a folder does not exist, or holds no run; or a record cannot be read.
     """
-    found: dict[Path, RunRecord] = {}
+    runs_by_folder: dict[Path, RunRecord] = {}
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
@@ -419,8 +419,8 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
                 "shows it, goldfinch resume goes on with it"
             )
         for run in runs:
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            runs_by_folder.setdefault(run.folder.resolve(), run)
+    return list(runs_by_folder.values())
 
 
 def varying(runs: Sequence[RunRecord]) -> list[str]:

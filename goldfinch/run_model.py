@@ -71,10 +71,10 @@ class RunModel:
             )
         if self.chosen == "best":
             kept = Checkpoints(self.folder / "checkpoint", kind=BEST)
-        found = kept.load()
-        if found is None:
+        checkpoint = kept.load()
+        if checkpoint is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
-        return found
+        return checkpoint
 
     @property
     def has_best(self) -> bool:
@@ -128,7 +128,7 @@ class RunModel:
     def model(self, client: str | None = None) -> Model:
         """Return the model as it was scored, in evaluation mode.
 
-        It is the global model, or a client's model if the method keeps a part of it on the clients.
+        The model is the global one, or a client's if the method keeps a part of the model on the clients.
 
         Args:
             client: a client's id; ``None`` is the first.
@@ -203,9 +203,9 @@ class RunModel:
         features, logits = [], []
         with torch.no_grad():
             for images in split.images.split(EVALUATION_BATCH):
-                found = model(augmentation.test(images))
-                features.append(found[0])
-                logits.append(found[1])
+                outputs = model(augmentation.test(images))
+                features.append(outputs[0])
+                logits.append(outputs[1])
         return torch.cat(features), torch.cat(logits)
 
 

@@ -246,7 +246,7 @@ class Run:
     def recall(self, round_number: int | None = None) -> pd.DataFrame:
         """Return the recall of each class in per cent: a row per class, a column per domain.
 
-        It is NaN for a class without test images, and for a domain that the round lacks.
+        The recall is NaN for a class without test images, and for a domain that the round lacks.
 
         Args:
             round_number: the scored round; ``None`` is the last of the run.
@@ -322,7 +322,7 @@ class Run:
 def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool = False, **keywords: Any) -> Run:
     """Train one run and return it.
 
-    It shows its progress and writes the same files in the same folder as ``goldfinch run``.
+    The function shows the progress and writes the same files in the same folder as ``goldfinch run``.
 
     Example::
 
@@ -368,7 +368,7 @@ def resume(
 
     Args:
         folder: the run's folder.
-        overrides: settings that change from now on, such as ``"train.rounds=20"``. They must not contradict the rounds
+        overrides: settings that change from now on, such as ``"train.rounds=20"``. No setting may contradict the rounds
             that are done; see :data:`common.run_config.CHANGEABLE_ON_RESUME`. With ``"output=DIR"`` it is a new run in
             another folder.
         settings: the same by key.
@@ -400,7 +400,7 @@ class Runs(list[Run]):
 
     Args:
         runs: the runs.
-        unfinished: runs that were found with them and are left out, since they have not ended; tables name them.
+        unfinished: further runs of the same folders, left out since they have not ended. Tables name them.
     """
 
     def __init__(self, runs: Iterable[Run] = (), unfinished: Iterable[Run] = ()) -> None:
@@ -427,13 +427,13 @@ class Runs(list[Run]):
             ConfigError: no run was scored, a run lacks the metric, a label fits no row, or the rule is unknown.
         """
         from goldfinch.results.frames import wide_table
-        from goldfinch.results.table import boards_of
+        from goldfinch.results.table import tables_of
 
         if rule not in RULES:
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
         unfinished = [run.records for run in self.unfinished]
-        boards = boards_of([run.records for run in self], metric, labels, unfinished=unfinished)
-        return wide_table(boards, rule, values)
+        tables = tables_of([run.records for run in self], metric, labels, unfinished=unfinished)
+        return wide_table(tables, rule, values)
 
 
 def load_runs(*folders: Path | str, finished: bool = True) -> Runs:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from client.reasons import says_private
-from client.resident.messages import Question, Reply, receive, send, send_header
+from client.resident.messages import Question, TrainerReply, receive, send, send_header
 from client.resident.place import Process, peer
 from common.errors import PayloadError
 from common.versions import code_sha256
@@ -49,7 +49,7 @@ class Task:
     """
 
     question: Question
-    reply: Reply | None = None
+    reply: TrainerReply | None = None
     begun: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
@@ -126,7 +126,7 @@ class Resident:
                 try:
                     task = Task(receive(connection, Question))
                 except PayloadError as error:
-                    send(connection, Reply.of(error, private=True))  # whether it is private was in the question
+                    send(connection, TrainerReply.of(error, private=True))  # whether it is private was in the question
                     return
                 self._tasks.put(task)
                 try:
@@ -170,13 +170,13 @@ class Resident:
         self.leave()
 
 
-def _answer(question: Question) -> Reply:
+def _answer(question: Question) -> TrainerReply:
     try:
         from client.node import answer_question  # imports torch
 
         return answer_question(question)
     except Exception as error:  # any error, such as a missing package, goes to the server
-        return Reply.of(error, private=_is_private(question))
+        return TrainerReply.of(error, private=_is_private(question))
 
 
 def _is_private(question: Question) -> bool:
@@ -189,7 +189,7 @@ def _send(connection: Connection, task: Task) -> None:
     try:
         send(connection, task.reply)
     except PayloadError as error:
-        send(connection, Reply.of(error, private=_is_private(task.question)))
+        send(connection, TrainerReply.of(error, private=_is_private(task.question)))
 
 
 def main() -> NoReturn:

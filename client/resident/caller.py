@@ -17,7 +17,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from client.resident.messages import Question, Reply, receive, receive_header, send
+from client.resident.messages import Question, TrainerReply, receive, receive_header, send
 from client.resident.place import Process, peer, remove_left_overs, socket_of
 from common.errors import EngineError, PayloadError
 from common.versions import code_sha256
@@ -46,7 +46,7 @@ class Caller:
         text = json.dumps(configuration, sort_keys=True, default=str)
         self.identity = {"code": code_sha256(), "configuration": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> TrainerReply:
         """Return the trainer's reply. A trainer that dies while it works on the question is replaced once.
 
         Raises:
@@ -56,7 +56,7 @@ class Caller:
         for _ in range(TRIES):
             with self._connection() as connection, contextlib.suppress(ConnectionError):
                 send(connection, question)
-                return receive(connection, Reply)
+                return receive(connection, TrainerReply)
         raise EngineError(
             f"the resident trainer died {TRIES} times over one message, most likely for want of memory: see the log of "
             "the node, and the kernel's; resident=false in --node-config trains without one"

@@ -47,7 +47,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class TrainerReply:
     """A trainer's reply.
 
     Args:
@@ -65,7 +65,7 @@ class Reply:
     tensors: Sequence[bytes] = ()
 
     @classmethod
-    def of(cls, error: Exception, *, private: bool) -> Reply:
+    def of(cls, error: Exception, *, private: bool) -> TrainerReply:
         """Return a reply with the error that is being handled, and print its traceback to the node's log.
 
         Args:
@@ -79,10 +79,10 @@ class Reply:
         return cls(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
 
 
-Content = TypeVar("Content", Question, Reply)
+Content = TypeVar("Content", Question, TrainerReply)
 
 
-def send(connection: Connection, message: Question | Reply) -> None:
+def send(connection: Connection, message: Question | TrainerReply) -> None:
     """Send ``message``.
 
     Raises:

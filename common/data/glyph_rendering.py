@@ -40,7 +40,7 @@ def font_glyphs(fonts: tuple[str, ...]) -> np.ndarray:
     return glyphs
 
 
-def sample(source: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def bilinear(source: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return bilinear look-up: float64 [N, H, W] at fractional rows and columns, broadcast to [N, h, w]; 0 outside."""
     count, height, width = source.shape
     padded = np.zeros((count, height + 2, width + 2))
@@ -59,7 +59,7 @@ def noise_field(draws: np.random.Generator, count: int, cells: int) -> np.ndarra
     """Return smooth random fields: float64 [count, 32, 32] in 0..1, ``cells`` bumps across (value noise)."""
     grid = draws.random((count, cells + 1, cells + 1))
     place = (np.arange(SIZE) + 0.5) * cells / SIZE
-    return sample(grid, place[:, None], place)
+    return bilinear(grid, place[:, None], place)
 
 
 def warp(
@@ -99,7 +99,7 @@ def warp(
     if elastic:
         rows = rows + elastic * (2 * noise_field(draws, count, 4) - 1)
         columns = columns + elastic * (2 * noise_field(draws, count, 4) - 1)
-    return sample(masks, rows, columns)
+    return bilinear(masks, rows, columns)
 
 
 def neighbourhood(masks: np.ndarray, largest: bool) -> np.ndarray:

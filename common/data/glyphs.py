@@ -13,7 +13,7 @@ from common.config import Names, check, checked
 from common.data.batches import Split
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain
-from common.data.glyph_rendering import SIZE, blur, font_glyphs, neighbourhood, noise_field, sample, warp
+from common.data.glyph_rendering import SIZE, bilinear, blur, font_glyphs, neighbourhood, noise_field, warp
 from common.extras import libraries_of
 from common.numerics import numpy_generator
 
@@ -94,7 +94,7 @@ def _handwriting(part: str) -> tuple[np.ndarray, np.ndarray]:
     chosen = slice(-360, None) if part == "test" else slice(None, -360)
     small, labels = digits.images[chosen] / 16, digits.target[chosen]
     place = (np.arange(SIZE) + 0.5) / 4 - 0.5
-    return sample(small, place[:, None], place), labels
+    return bilinear(small, place[:, None], place), labels
 
 
 def _pick(draws: np.random.Generator, glyphs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ def _signs(draws: np.random.Generator, glyphs: np.ndarray, labels: np.ndarray) -
         others = _pick(draws, glyphs, draws.integers(10, size=count))
         offset = side * (15 + (4 * draws.random((count, 1, 1))))
         place = np.arange(SIZE, dtype=np.float64)
-        masks = np.maximum(masks, sample(others, place[:, None], place - offset))
+        masks = np.maximum(masks, bilinear(others, place[:, None], place - offset))
     ground = _colours(draws, count)
     ink = _colours(draws, count)
     # Keep ink and ground apart: move the ink's every channel by at least 0.35, to the side that has room.

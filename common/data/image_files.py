@@ -242,7 +242,7 @@ class Reading:
     skip_broken: bool = False
 
 
-def decode(files: Sequence[Path], image_size: int, base: Path, reading: Reading) -> tuple[Tensor, list[int]]:
+def decode_files(files: Sequence[Path], image_size: int, base: Path, reading: Reading) -> tuple[Tensor, list[int]]:
     """Return the images of ``files``, and which of the files they are; cached on disk.
 
     The cache's key holds the names relative to ``base``, the files' state and the options.

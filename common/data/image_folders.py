@@ -14,7 +14,7 @@ from common.data.domain import DataSource, Domain, Duplicates, search_roots
 from common.data.image_files import (
     Reading,
     class_folders,
-    decode,
+    decode_files,
     subdirectory,
     without_duplicates,
 )
@@ -288,7 +288,7 @@ def dropping(duplicates: Duplicates) -> str:
 def read_images(
     name: str, train: Files, test: Files, image_size: int, directory: Path, reading: Reading | None = None
 ) -> Domain:
-    """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode`.
+    """Return the domain with the decoded images of ``train`` and ``test``; see :func:`~.image_files.decode_files`.
 
     Args:
         name: the domain's name.
@@ -302,7 +302,7 @@ def read_images(
         DataError: a file is not an image, or lies outside ``directory``.
     """
     files = [path for path, _ in (*train, *test)]
-    return decoded_domain(name, train, test, *decode(files, image_size, directory, reading or Reading()))
+    return decoded_domain(name, train, test, *decode_files(files, image_size, directory, reading or Reading()))
 
 
 def decoded_domain(name: str, train: Files, test: Files, images: Tensor, kept: Sequence[int]) -> Domain:

@@ -42,10 +42,10 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
     Args:
         source: the data set.
         domains: the domains that the run uses.
-        private: as for :func:`compare`.
+        private: as for :func:`compare_images`.
 
     Raises:
-        DataError: a domain cannot be read, with the errors of all of them; or see :func:`compare`.
+        DataError: a domain cannot be read, with the errors of all of them; or see :func:`compare_images`.
     """
     if source.generated:
         return
@@ -58,10 +58,10 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
             errors.append(str(error))
     if errors:
         raise DataError("; ".join(dict.fromkeys(errors)))
-    compare(source, found, private=private)
+    compare_images(source, found, private=private)
 
 
-def compare(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
+def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
     """Find images with equal pixels, and values in a small part of the range.
 
     Args:

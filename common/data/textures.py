@@ -10,7 +10,7 @@ from common.config import Names, checked
 from common.data.batches import Split
 from common.data.cache import cached
 from common.data.domain import DataSource, Domain
-from common.data.glyph_rendering import SIZE, noise_field, sample
+from common.data.glyph_rendering import SIZE, bilinear, noise_field
 from common.numerics import numpy_generator
 
 _VERSION = 1  # the seed, and part of the cache's key; raise it when a pixel changes
@@ -73,4 +73,4 @@ def _resized(images: np.ndarray, size: int) -> np.ndarray:
     if size == SIZE:
         return images
     place = np.clip((np.arange(size) + 0.5) * SIZE / size - 0.5, 0, SIZE - 1)
-    return np.stack([sample(images[..., channel], place[:, None], place) for channel in range(3)], axis=3)
+    return np.stack([bilinear(images[..., channel], place[:, None], place) for channel in range(3)], axis=3)

@@ -52,7 +52,7 @@ def uniform_divergence(
     """Return how far ``softmax(logits [B, C])`` is from uniform: KL divergence in nats, mean over the batch.
 
     ``uniform_first`` = KL(uniform || prediction), what ADCOL's and FedPall's code compute: ``LSE(v) - mean(v) -
-    log C``. Its gradient ``softmax - 1/C`` vanishes only at uniformity. ``prediction_first`` = KL(prediction ||
+    log C``. The gradient ``softmax - 1/C`` vanishes only at uniformity. ``prediction_first`` = KL(prediction ||
     uniform), as FedPall Eq. 6 prints it; its gradient saturates for confident predictions.
     """
     if direction not in ("uniform_first", "prediction_first"):

@@ -175,7 +175,7 @@ def compute(call: Call, backend: str) -> tuple[Tensor, Tensor, Tensor]:
 
             with torch.cuda.device_of(call.features):
                 return launch(call)
-        return evaluate(call)
+        return evaluate_call(call)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -241,7 +241,7 @@ def _tried(device: torch.device) -> bool:
 # ---- the closed form -------------------------------------------------------------------------------------------------
 
 
-def evaluate(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate_call(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the losses as :func:`common.losses.prototype.compute` does, in float32, or float64 for float64 features.
 
     Without a gradient the second matrix product is left out.

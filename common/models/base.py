@@ -45,7 +45,7 @@ class ModelError(ConfigError, ValueError):
 def initialised(seed: int, *key: str | int) -> Iterator[None]:
     """Layers constructed inside draw their weights from the random stream of ``(seed, *key)``, on the CPU, in float32.
 
-    torch's layers use the global random state. It is seeded for the block and restored afterwards.
+    torch's layers use the global random state. The function seeds this state for the block and restores it afterwards.
     """
     with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]), torch.device(_DEVICE.get()):
         torch.default_generator.manual_seed(derive(seed, *key))

@@ -46,8 +46,8 @@ class SmallBackbone(PooledBackbone):
 class DigitBackbone(nn.Module):
     """Two 5x5 convolutions and two fully connected layers of 1024 (RandConv's digit network, Xu et al., ICLR 2021).
 
-    With a linear head for 10 classes it has 4,547,466 parameters at 32x32. As published, it does not normalise. It
-    flattens its maps, so it has no class activation maps and its size depends on ``image_size``.
+    With a linear head for 10 classes it has 4,547,466 parameters at 32x32. As published, it does not normalise.
+    The network flattens its maps, so it has no class activation maps and its size depends on ``image_size``.
     """
 
     feature_size = 1024
@@ -72,7 +72,7 @@ class DigitBackbone(nn.Module):
 class DigitPooledBackbone(PooledBackbone):
     """The two convolutions of :class:`DigitBackbone`, a 3x3 one to 256 maps, then global average pooling.
 
-    With a linear head for 10 classes it has 507,530 parameters, at any image size. It does not normalise by default.
+    With a linear head for 10 classes it has 507,530 parameters, at any image size. The default is not to normalise.
     """
 
     feature_size = 256
@@ -96,8 +96,8 @@ class DigitPooledBackbone(PooledBackbone):
 class FedBNDigitBackbone(nn.Module):
     """Three 5x5 convolutions and fully connected layers of 2048 and 512, each normalised (Li et al., ICLR 2021).
 
-    At 28x28 its first fully connected layer reads 6272 numbers, as published. It flattens its maps, so it has no class
-    activation maps.
+    At 28x28 its first fully connected layer reads 6272 numbers, as published. The network flattens its maps,
+    so it has no class activation maps.
     """
 
     feature_size = 512
@@ -128,8 +128,8 @@ class FedBNDigitBackbone(nn.Module):
 class AlexNetBackbone(nn.Module):
     """Five convolutions and two fully connected layers of 1024, each normalised: the AlexNet of FedBN (ICLR 2021).
 
-    Pooling to 6x6 positions before the fully connected layers makes its size independent of the images. It flattens its
-    maps, so it has no class activation maps. Without dropout, as in FDSE's code.
+    Pooling to 6x6 positions before the fully connected layers makes its size independent of the images. The network
+    flattens its maps, so it has no class activation maps. There is no dropout, as in FDSE's code.
     """
 
     feature_size = 1024

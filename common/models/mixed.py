@@ -33,7 +33,7 @@ class Aligned(ModelSpec):
     minimum_image_size: ClassVar[int] = 1
 
     def build(self, class_count: int, image_size: int, seed: int, classes: Sequence[str] = ()) -> Model:
-        """See :meth:`ModelSpec.build`."""
+        """Build the network and, where its features have another size, a projection to ``features``."""
         model = self.network.build(class_count, image_size, seed, classes)
         if model.feature_size == self.features and isinstance(model.head, nn.Linear):
             return model
@@ -52,8 +52,8 @@ class Mixed(ModelSpec):
     """A network for each domain, all with features of one size; see :class:`Aligned`.
 
     A device can choose another one for itself: ``model="small"`` in its SuperNode's ``--node-config``. The server
-    cannot average such models. It exchanges prototypes or other statistics (FedProto, Tan et al., AAAI 2022, without
-    averaging of models).
+    cannot average such models. The server exchanges prototypes or other statistics (FedProto, Tan et al., AAAI 2022,
+    without averaging of models).
 
     Args:
         others: the network of every domain that ``networks`` does not name, a choice of ``model=`` or the mapping that
@@ -112,6 +112,6 @@ def network(chosen: ModelSpec | str) -> ModelSpec:
         return chosen
     known = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
     check(chosen in known, f"no network is called {chosen!r}; {nearest(chosen, known)}")
-    found = build(yaml.safe_load(read_small(CONF / "model" / f"{chosen}.yaml")), "model")
-    assert isinstance(found, ModelSpec)
-    return found
+    spec = build(yaml.safe_load(read_small(CONF / "model" / f"{chosen}.yaml")), "model")
+    assert isinstance(spec, ModelSpec)
+    return spec

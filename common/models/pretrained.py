@@ -120,13 +120,13 @@ def _held(reading: WeightsReading) -> str:
 
 def _found_at(reading: WeightsReading) -> str:
     """Return where in a file the network is, for messages: `` of 'model' by the prefix 'module.'``."""
-    found = ""
+    place = ""
     if reading.keys:
-        found += f" of {'.'.join(reading.keys)!r}"
+        place += f" of {'.'.join(reading.keys)!r}"
     for what, affix in zip(("prefix", "suffix"), reading.affixes, strict=True):
         if affix:
-            found += f" by the {what} {affix!r}"
-    return found
+            place += f" by the {what} {affix!r}"
+    return place
 
 
 def _state_dicts(content: Mapping[Any, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], State]]:
@@ -143,7 +143,7 @@ def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> l
     """Return the ways to read a network in a file, the one with most of its tensors first."""
     needed = [name for name in state if not name.endswith(COUNTER)]
     anchors = sorted(needed, key=len)[-MAX_ANCHORS:]
-    found: list[WeightsReading] = []
+    readings: list[WeightsReading] = []
     for keys, tensors in dicts:
         affixes: dict[tuple[str, str], None] = {}
         for anchor in anchors:
@@ -153,8 +153,8 @@ def _readings(dicts: Sequence[tuple[tuple[str, ...], State]], state: State) -> l
                     affixes[before, after] = None
         for before, after in affixes or {("", ""): None}:
             given = {name: f"{before}{name}{after}" for name in state if f"{before}{name}{after}" in tensors}
-            found.append(WeightsReading(keys, tensors, (before, after), given))
-    return sorted(found, key=lambda reading: -_fitting(reading, state))
+            readings.append(WeightsReading(keys, tensors, (before, after), given))
+    return sorted(readings, key=lambda reading: -_fitting(reading, state))
 
 
 def _fitting(reading: WeightsReading, state: State) -> int:
@@ -267,8 +267,9 @@ def _read_weights(path: Path, key: str) -> list[tuple[tuple[str, ...], State]]:
         ) from error
     held = type(content).__name__
     if isinstance(content, Mapping):
-        if found := list(_state_dicts(content)):
-            return found
+        dicts = list(_state_dicts(content))
+        if dicts:
+            return dicts
         held = some_of(list(map(str, content)), MAX_LISTED) or "nothing"
     raise ModelError(
         f"{place} is no state dict: it holds {held}, and no tensors by name; "

@@ -65,10 +65,10 @@ class NamedNetwork(ModelSpec):
         """Return the library's network with random weights, and the name of its classifier."""
 
     def _use_group_norm(self, network: nn.Module) -> None:
-        found = [name for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)]
-        if not found:
+        names = [name for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)]
+        if not names:
             raise ModelError(f"model.norm=group: {self.name} has no batch normalisation; leave model.norm=batch")
-        for name in found:
+        for name in names:
             before = network.get_submodule(name)
             assert isinstance(before, nn.BatchNorm2d)
             after: nn.Module = norm_2d("group", before.num_features)
@@ -179,11 +179,11 @@ def _too_small(name: str, image_size: int, error: Exception) -> ModelError:
 
 def _last_linear(network: nn.Module) -> str:
     """Return the name of the network's last linear layer: its classifier."""
-    found = ""
+    last = ""
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
-            found = name
-    return found
+            last = name
+    return last
 
 
 def _remove_dropout(network: nn.Module) -> None:

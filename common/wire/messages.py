@@ -1,7 +1,7 @@
 """The headers of messages between server and devices: requests, answers and registrations.
 
-A request asks a device to score the received model, to train it, or to take part in a later exchange. It is sent as
-text, in the config of Flower's FitIns. An answer contains the scores and the costs of an update; it is the header
+A request asks a device to score the received model, to train it, or to take part in a later exchange. A request is
+text in the config of Flower's FitIns. An answer contains the scores and the costs of an update; it is the header
 of the :class:`~common.wire.payload.Payload` with the update's tensors. A registration has no tensors.
 """
 
@@ -31,28 +31,24 @@ MAX_FILES = 1000
 SCALED = "scaled"
 """Status in ``replies.jsonl`` of a client whose update a filter scaled down, and which was used."""
 
-LEFT_OUT = "left out"
-"""Status of a client whose update was not used since it worked against the others'; only runs of versions that compared
-directions have it."""
-
 TRAINED_STATUSES = frozenset({"trained", SCALED})
 """Statuses of a client that trained, if its update was used."""
 
-UNUSED_STATUSES = (LEFT_OUT, "refused", "failed", "lost")
+UNUSED_STATUSES = ("refused", "failed", "lost")
 """Statuses of a client whose update was not used, although it was waited for."""
 
 COUNTED_STATUSES = (SCALED, *UNUSED_STATUSES, "late")
 """Every status that is counted and shown on its own, in the order in which it is shown."""
 
 
-def trained(status: str) -> bool:
+def update_was_used(status: str) -> bool:
     """Return whether a client with this ``status`` trained in the exchange and its update was used."""
     return status in TRAINED_STATUSES
 
 
 def trained_count(counts: Mapping[str, int]) -> int:
     """Return how many clients trained, of ``counts`` of clients by status."""
-    return sum(count for status, count in counts.items() if trained(status))
+    return sum(count for status, count in counts.items() if update_was_used(status))
 
 
 def completed_status(*, train: bool) -> str:
@@ -131,8 +127,8 @@ class Request:
         code: the server's :func:`common.versions.code_sha256`.
         validate: whether this device scores its own validation samples.
         keep: the device keeps the state of this round, the best by validation so far; -1 if there is none.
-        attempt: number of the part of the run that asks; larger in each part that a resume begins. It tells apart two
-            replies to the same exchange.
+        attempt: number of the part of the run that asks; larger in each part that a resume begins. The number tells
+            apart two replies to the same exchange.
         own: the version of the client's own state that the server counted last, from which the client starts; ``None``
             if it has counted none.
     """

@@ -102,19 +102,19 @@ def _writable(value: object) -> bool:
 def _parse(text: bytes | str, what: str) -> dict[str, Any]:
     """Return the JSON object in ``text``; stricter than Python's own reader, names are unique and NaN is refused."""
     try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"the message's {what} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise PayloadError(f"the message's {what} is not a JSON object")
-    return found
+    return content
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a name is used twice")
-    return found
+    return members
 
 
 def _refuse_constant(name: str) -> None:

@@ -54,9 +54,9 @@ def evaluate_on_devices(
         )
     warn_of_reading(settings.data, description)
     run(settings, quiet=quiet)
-    found = RunRecord(settings.output_folder)
-    show_scores(found)
-    return found
+    record = RunRecord(settings.output_folder)
+    show_scores(record)
+    return record
 
 
 def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:

@@ -69,7 +69,7 @@ class Finding:
 
     Args:
         name: what was checked.
-        result: what was found.
+        result: what the check says.
         remedy: how to fix it; empty if nothing needs to be done.
         state: ``OK``, ``NOTE`` (some runs are affected) or ``FAIL`` (every run is).
     """
@@ -275,11 +275,11 @@ def _interpreter() -> Finding:
 def _path() -> Finding:
     """Check that a plain ``flwr run`` finds Flower's programs of this environment."""
     folder = Path(sys.executable).parent
-    found = shutil.which("flower-superlink")
-    if found is not None and Path(found).resolve().parent == folder.resolve():
+    program = shutil.which("flower-superlink")
+    if program is not None and Path(program).resolve().parent == folder.resolve():
         return Finding("PATH", f"Flower's programs are {folder}'s")
     remedy = f"Flower starts its programs by bare name: source {folder / 'activate'} before a plain flwr run"
-    return Finding("PATH", f"flower-superlink is {found or 'not on the PATH'}", remedy, NOTE)
+    return Finding("PATH", f"flower-superlink is {program or 'not on the PATH'}", remedy, NOTE)
 
 
 def _run_time_installation() -> Finding:

@@ -123,7 +123,7 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     confusion = torch.zeros(len(model.classes), len(model.classes), dtype=torch.int64)
     confusion.index_put_((truth, every.argmax(1)), torch.tensor(1), accumulate=True)
     correct = 100 * confusion.diagonal()
-    found = {
+    results = {
         "model": str(folder),
         "part": part,
         "domains": scores,
@@ -134,25 +134,25 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     }
     if output is not None:
         with writing(output, "another place"):
-            write_json(output, found)
-    _show(found, model.classes)
-    return found
+            write_json(output, results)
+    _show(results, model.classes)
+    return results
 
 
 def _by_class(names: Sequence[str], shares: Tensor) -> dict[str, float | None]:
     """Return ``shares [K]`` by class; ``None`` for a class without images."""
-    found: dict[str, float | None] = {}
+    shares_by_name: dict[str, float | None] = {}
     for name, share in zip(names, shares.tolist(), strict=True):
-        found[name] = share
+        shares_by_name[name] = share
         if math.isnan(share):
-            found[name] = None
-    return found
+            shares_by_name[name] = None
+    return shares_by_name
 
 
-def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
-    scores = dict(found["domains"])
+def _show(results: Mapping[str, Any], names: Sequence[str]) -> None:
+    scores = dict(results["domains"])
     if len(scores) > 1:
-        scores["together"] = found["together"]
+        scores["together"] = results["together"]
     rows: list[list[str]] = []
     for name, row in scores.items():
         head = name
@@ -163,12 +163,12 @@ def _show(found: Mapping[str, Any], names: Sequence[str]) -> None:
             digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits
             cells.append(number_text(row[key], digits))
         rows.append(cells)
-    title = f"{found['model']}: {found['part']} images, %; Brier score from 0 to 2, log loss in nats"
+    title = f"{results['model']}: {results['part']} images, %; Brier score from 0 to 2, log loss in nats"
     Sheet(title, ["domain", "images", *SHOWN.values()], rows).show()
     rows = []
-    for name, counts in zip(names, found["confusion"], strict=True):
+    for name, counts in zip(names, results["confusion"], strict=True):
         cells = [name, *[str(count or ".") for count in counts]]
         for key in ("recall", "precision"):
-            cells.append(number_text(found[key][name], 1))
+            cells.append(number_text(results[key][name], 1))
         rows.append(cells)
     Sheet("rows: true class, columns: predicted class", ["class", *names, "recall", "precision"], rows).show()

@@ -241,8 +241,8 @@ def _images(
 ) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
-    They are images of ``data``, or else the run's validation samples, or else its test images. Without any, as on a
-    SuperLink or a device, they are noise, and the text is empty.
+    The images are those of ``data``, or else the run's validation samples, or else its test images. Without any, as on
+    a SuperLink or a device, the images are noise, and the text is empty.
     """
     splits: dict[str, Split] = {}
     kind = "test images"
@@ -289,17 +289,17 @@ def _score(record: RunRecord, number: int, client: str | None) -> Mapping[str, A
     if not rows:
         return None
     score = RoundScore(number, _accuracy(rows))
-    found = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
+    scores = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
     if client is None:
         for each in record.round_scores:
             if each.round == number:
-                found["missing"] = dict(each.missing)
+                scores["missing"] = dict(each.missing)
     by_client: dict[str, list[Mapping[str, Any]]] = {}
     if record.personal:
         for row in rows:
             by_client.setdefault(str(row["client"]), []).append(row)
-    found["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}
-    return found
+    scores["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}
+    return scores
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -310,10 +310,10 @@ def _without_paths(node: Any) -> Any:
     """Return a node of the configuration with ``None`` for paths of folders and files."""
     if not isinstance(node, Mapping):
         return node
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in node.items():
         if key in PATHS:
-            found[key] = None
+            values[key] = None
         else:
-            found[key] = _without_paths(value)
-    return found
+            values[key] = _without_paths(value)
+    return values

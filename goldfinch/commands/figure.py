@@ -94,7 +94,7 @@ def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[
     """Return the rows of ``runs`` with the labels of a figure.
 
     If all runs are rows of tables of ``goldfinch reproduce``, their labels are those of the tables. A label that two
-    rows share is followed by the row's own label. Groups of several boards are followed by their board's title.
+    rows share is followed by the row's own label. Groups of several tables are followed by their table's title.
 
     Args:
         runs: finished runs.
@@ -107,10 +107,10 @@ def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[
     for place in places:
         for path in sorted(place.glob("*.json")):
             known |= _labels_in(path)
-    boards = group_runs(runs)
+    tables = group_runs(runs)
     rows: list[ScoreRow[RunRecord]] = []
-    for board in boards:
-        rows += board.rows
+    for table in tables:
+        rows += table.rows
     if all(run.folder.absolute() in known for run in runs):
         names = [known[row.runs[0].folder.absolute()] for row in rows]
         for row, name in zip(rows, names, strict=True):
@@ -120,10 +120,10 @@ def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[
                 row.label = f"{name} ({', '.join(row.marks)})"
             else:
                 row.label = name
-    elif len(boards) > 1:
-        for board in boards:
-            for row in board.rows:
-                row.label = f"{row.label}; {board.title}"
+    elif len(tables) > 1:
+        for table in tables:
+            for row in table.rows:
+                row.label = f"{row.label}; {table.title}"
     rename(rows, labels)
     return rows
 

@@ -66,18 +66,18 @@ def print_explanation(name: str) -> None:
     """
     from goldfinch.explanation import explain  # slow to import, and needed for no list
 
-    found = explain(name.replace("=", ".", 1))
+    explanation = explain(name.replace("=", ".", 1))
     columns = shutil.get_terminal_size((MAX_WIDTH, 24)).columns
-    print(_page(found, min(MAX_WIDTH, max(MIN_WIDTH, columns))))
+    print(_page(explanation, min(MAX_WIDTH, max(MIN_WIDTH, columns))))
 
 
-def _page(found: Explanation, width: int) -> str:
-    parts = [found.title]
-    for paragraph in found.text.splitlines():
+def _page(explanation: Explanation, width: int) -> str:
+    parts = [explanation.title]
+    for paragraph in explanation.text.splitlines():
         parts.append(textwrap.fill(paragraph, width, subsequent_indent="  "))
-    for setting in found.settings:
+    for setting in explanation.settings:
         parts += ["", *_lines(setting, width)]
-    if not found.settings:
+    if not explanation.settings:
         parts += ["", "It has no settings."]
     return "\n".join([*parts, ""])
 
@@ -123,13 +123,13 @@ def description(path: Path) -> str:
         purpose = comment.pop(0).partition("  ")[2]
         if purpose:
             comment = [purpose]
-    found = " ".join([line for line in comment if not line.startswith("goldfinch ")]).strip()
-    if found.startswith("(") and found.endswith(")"):
-        found = found[1:-1]
+    sentences = " ".join([line for line in comment if not line.startswith("goldfinch ")]).strip()
+    if sentences.startswith("(") and sentences.endswith(")"):
+        sentences = sentences[1:-1]
     target = re.search(r"^_target_: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
-    if not found and target:
-        found = _docstring(target[1], target[2])
-    return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", found, maxsplit=1)[0]
+    if not sentences and target:
+        sentences = _docstring(target[1], target[2])
+    return re.split(r"(?<=[^.]\.)\s(?=[A-Z])", sentences, maxsplit=1)[0]
 
 
 def _docstring(module: str, name: str) -> str:

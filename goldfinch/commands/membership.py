@@ -53,7 +53,7 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         print(f"{name:20} {outcome}")
 
 
-def restore(folder: Path, connection: str | None = None) -> None:
+def enrol_again(folder: Path, connection: str | None = None) -> None:
     """Enrol the devices again that a SuperLink has forgotten, each as the client that it was.
 
     Args:

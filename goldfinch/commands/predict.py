@@ -61,18 +61,18 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
 
 
 def _files(places: Sequence[Path]) -> list[Path]:
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for place in places:
         if not place.exists():
             raise ConfigError(f"{place} does not exist")
         if not place.is_dir():
-            found[place] = None
+            files[place] = None
             continue
         inside = sorted(filter(is_image, place.rglob("*")))
         if not inside:
             raise ConfigError(f"{place} holds no images")
-        found |= dict.fromkeys(inside)
-    return list(found)
+        files |= dict.fromkeys(inside)
+    return list(files)
 
 
 @torch.no_grad()

@@ -147,18 +147,20 @@ class Command(TyperCommand):
         Raises:
             ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
         """
-        options = {name for parameter in self.params for name in parameter.opts}
+        options: set[str] = set()
+        for parameter in self.params:
+            options.update(parameter.opts)
         for argument in args:
             key, equals, value = argument.partition("=")
             if equals and f"--{key}" in options:
-                flag = next(parameter for parameter in self.params if f"--{key}" in parameter.opts)
+                flag = next(each for each in self.params if f"--{key}" in each.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
                 raise ConfigError(f"goldfinch {self.name}: {argument} is an option here, no setting: write {written}")
         self._check_repeated(ctx, args)
         return super().parse_args(ctx, args)
 
     def _check_repeated(self, ctx: click.Context, args: list[str]) -> None:
-        """Refuse an option that takes one value and is given several times, of which click would take the last.
+        """Refuse an option that takes one value and is given several times; click would take the last value.
 
         Raises:
             ConfigError: it names the option.

@@ -40,9 +40,9 @@ QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|«[^»]*»")
 def write_public_report(folder: Path) -> Path:
     """Write the file about the run in ``folder``, and return its path.
 
-    It has versions, the settings that are numbers or choices of Goldfinch's own, how many clients, rounds and events of
-    each kind there were, and the messages of errors. In the messages, names of clients, domains, classes, users and
-    hosts, paths, addresses and everything in quotes are replaced.
+    The file has versions, the settings that are numbers or choices of Goldfinch's own, how many clients, rounds and
+    events of each kind there were, and the messages of errors. In the messages, names of clients, domains, classes,
+    users and hosts, paths, addresses and everything in quotes are replaced.
 
     Raises:
         ConfigError: the folder holds no run, or its record cannot be read.
@@ -84,8 +84,8 @@ def _statuses(folder: Path) -> Counter[str]:
 
 
 def _versions() -> Iterator[str]:
-    for name, found in sorted(package_versions().items()):
-        yield f"  {name} {found}"
+    for name, version in sorted(package_versions().items()):
+        yield f"  {name} {version}"
     yield f"  {os.cpu_count()} CPUs"
 
 
@@ -123,8 +123,8 @@ class Names:
 
     def __init__(self, names: Mapping[str, Iterable[str]]) -> None:
         self._instead: dict[str, str] = {}
-        for kind, found in names.items():
-            for number, name in enumerate(sorted(set(found) - {""}), 1):
+        for kind, names_of_kind in names.items():
+            for number, name in enumerate(sorted(set(names_of_kind) - {""}), 1):
                 self._instead.setdefault(name.lower(), f"<{kind} {number}>")
         longest_first = sorted(self._instead, key=len, reverse=True)
         written = "|".join(map(re.escape, longest_first)) or "$."  # which matches nothing
@@ -154,7 +154,7 @@ class Names:
         """Return ``text`` without paths, files, addresses, quotations and names."""
         for shape, instead in ((QUOTED, "<...>"), (PATH, "<path>"), (FILE, "<file>"), (ADDRESS, "<address>")):
             text = shape.sub(instead, text)
-        return self._names.sub(lambda found: self._instead[found[0].lower()], text)
+        return self._names.sub(lambda match: self._instead[match[0].lower()], text)
 
 
 def _messages(events: Sequence[Mapping[str, Any]], names: Names) -> list[str]:
@@ -167,8 +167,8 @@ def _messages(events: Sequence[Mapping[str, Any]], names: Names) -> list[str]:
         text = names.hidden(f"{name}: {entry.get('reason', '')}")
         places = [f"\n      {place}" for place in _places(str(entry.get("traceback", "")))]
         counts["".join([text, *places])] += 1
-    found = [f"  {count} x {text}" for text, count in counts.most_common(MAX_MESSAGES)]
-    return found or ["  none"]
+    lines = [f"  {count} x {text}" for text, count in counts.most_common(MAX_MESSAGES)]
+    return lines or ["  none"]
 
 
 def _places(traceback: str) -> Iterator[str]:

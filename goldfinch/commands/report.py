@@ -14,8 +14,8 @@ from server.run.history import CSV_COPIES, reply_row
 def write_csv(folders: Sequence[str]) -> list[Path]:
     """Write ``history.csv`` and ``replies.csv`` into the folder of each run, for a spreadsheet; return their paths.
 
-    They have a row for each line of ``scores.jsonl`` and ``replies.jsonl`` so far, with the metrics of confusion counts
-    in place of the counts. Nothing reads them.
+    The files have a row for each line of ``scores.jsonl`` and ``replies.jsonl`` so far, with the metrics of confusion
+    counts in place of the counts. Goldfinch does not read them.
 
     Args:
         folders: run folders, or folders with runs below them.

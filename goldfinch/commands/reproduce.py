@@ -144,7 +144,7 @@ class Planned(Job):
     seed: int
 
 
-def plan(
+def planned_jobs(
     table: PublishedTable,
     rows: Sequence[PublishedRow],
     seeds: Sequence[int],
@@ -206,7 +206,7 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
         rows = table.select(request.methods)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
     check_not_in_a_run(request.folder)
-    jobs = plan(table, rows, seeds, request.scale, request.folder, request.overrides)
+    jobs = planned_jobs(table, rows, seeds, request.scale, request.folder, request.overrides)
     if request.overwrite:
         jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
     check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])
@@ -335,7 +335,7 @@ def comparison_of(
 def _information(folder: Path) -> float:
     """Return the mutual information of a run.
 
-    It is kept in ``mutual_information.json``, with the hash of the state for which it was estimated.
+    The estimate is kept in ``mutual_information.json``, with the hash of the state for which it was made.
     """
     from goldfinch.results.information import information_of_run
 
@@ -344,9 +344,9 @@ def _information(folder: Path) -> float:
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
             return float(kept["nats"])
-    found = information_of_run(folder)
-    write_json(path, {"state_sha256": state, **asdict(found)})
-    return found.nats
+    information = information_of_run(folder)
+    write_json(path, {"state_sha256": state, **asdict(information)})
+    return information.nats
 
 
 def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, object]:

@@ -123,8 +123,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
     :data:`common.run_config.CHANGEABLE_ON_RESUME`: more rounds, ``train.patience`` and ``rounds.last_rounds``. With
     ``output=`` of another folder it is a new run, and every setting may change.
 
-    The folder may come from somebody else. Its tracker's settings count where they are the defaults, which write to the
-    run's own folder; others must be among ``overrides``.
+    The folder may come from somebody else. The recorded settings of the tracker count where they are the
+    defaults, which write to the run's own folder; others must be among ``overrides``.
 
     Args:
         folder: the run's folder.
@@ -160,7 +160,7 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
 def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[str]) -> None:
     """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
 
-    That is :data:`PLACES`, and the address of a Ray cluster, whose replies could run any code here.
+    The refused settings are :data:`PLACES` and the address of a Ray cluster, whose replies could run any code here.
 
     Args:
         folder: the run's folder.
@@ -224,16 +224,16 @@ def preview(settings: RunSettings) -> None:
 
 def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is not the same in ``defaults``, group by group."""
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for key, value in given.items():
         before = defaults.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             below = _different(value, before)
             if below:
-                found[key] = below
+                differences[key] = below
         elif value != before or key not in defaults:
-            found[key] = value
-    return found
+            differences[key] = value
+    return differences
 
 
 def bytes_of_a_round(federation: Federation) -> Mapping[str, int]:

@@ -307,7 +307,7 @@ def _execute(
 
 
 def ways_on(planned: Sequence[Job], command: str, output: Path) -> list[str]:
-    """Return the two commands of which one is wanted where runs were kept; empty if none was.
+    """Return two commands to choose from where runs were kept; empty if none was kept.
 
     Args:
         planned: the runs.
@@ -425,10 +425,10 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    boards = group_runs([RunRecord(job.folder) for job in jobs])
-    for board in boards:
-        score_sheet(board, "final").show()
-    text.append(table_text(boards, "final", "md"))
+    tables = group_runs([RunRecord(job.folder) for job in jobs])
+    for table in tables:
+        score_sheet(table, "final").show()
+    text.append(table_text(tables, "final", "md"))
     for line in privacy_lines(jobs):
         text.append(line + "\n")
     write_text(output / "table.md", "\n".join(text))

@@ -128,11 +128,11 @@ def write_export(
     with writing(folder, "another --to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            found = _fill(Path(temporary, "new"), content, formats, opset)
+            written = _fill(Path(temporary, "new"), content, formats, opset)
             if folder.exists():
                 folder.rename(Path(temporary, "old"))
             Path(temporary, "new").rename(folder)
-    return found
+    return written
 
 
 def _fill(
@@ -173,8 +173,8 @@ def _fill(
     for name in formats:
         with quiet():
             predict = READERS[name](place / FORMATS[name])
-        found = in_batches(predict, content.images)
-        difference = float((found - expected).abs().max())
+        predicted = in_batches(predict, content.images)
+        difference = float((predicted - expected).abs().max())
         if not difference <= MAX_DIFFERENCE:
             raise ExportError(f"{FORMATS[name]} differs by {difference:.2g} from the run's own net: nothing is written")
         differences[name] = difference

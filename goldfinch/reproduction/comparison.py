@@ -5,9 +5,9 @@ clients' own models. A pair of one of each is left out everywhere: best row, pai
 
 **When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x models scored on
 them x rounds that count x seeds)``. There is one model per client that is scored on the domain. Two rows tie in a
-domain if they differ by less than half a step: they then have the same number of images right in sum. They tie in the
-average over D domains if they differ by less than half of the smallest step over D. Without a record of the counts two
-rows tie if they differ by less than 1e-9, which is the noise of floating point.
+domain if they differ by less than half a step: both then have the same number of images right in sum. Two rows tie in
+the average over D domains if they differ by less than half of the smallest step over D. Without a record of the counts
+two rows tie if they differ by less than 1e-9, which is the noise of floating point.
 """
 
 import itertools
@@ -77,21 +77,21 @@ class Comparison:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The table's domains, in order; a stand-in is named as what it is."""
-        found = []
+        columns = []
         for published, title in self.table.domains.items():
             scored = self.table.stand_in(published, self.scale)
             shown = title if scored == published else f"{scored} (stands in for {title})"
-            found.append(Column(published, scored, shown))
-        return tuple(found)
+            columns.append(Column(published, scored, shown))
+        return tuple(columns)
 
     @property
     def comparable(self) -> tuple[Column, ...]:
         """Columns of the same data set on both sides."""
-        found: list[Column] = []
+        columns: list[Column] = []
         for column in self.columns:
             if column.comparable:
-                found.append(column)
-        return tuple(found)
+                columns.append(column)
+        return tuple(columns)
 
     @property
     def average(self) -> tuple[str, ...]:
@@ -142,11 +142,11 @@ class Comparison:
     @property
     def kinds(self) -> tuple[bool, ...]:
         """Whether rows are of clients' own models, for each kind of rows that were run: they are ranked apart."""
-        found: set[bool] = set()
+        kinds: set[bool] = set()
         for line in self.lines:
             if line.ours.runs:
-                found.add(line.ours.personal)
-        return tuple(sorted(found, reverse=True))
+                kinds.add(line.ours.personal)
+        return tuple(sorted(kinds, reverse=True))
 
     @property
     def own(self) -> Line | None:
@@ -166,12 +166,12 @@ class Comparison:
 
     def ranked_with(self, personal: bool) -> list[Line]:
         """The rows of one kind with a number in every column; a row is never ranked if its score lacks domains."""
-        found: list[Line] = []
+        lines: list[Line] = []
         for line in self.lines:
             average = line.ours.value(self.average, self.table.rule)
             if line.ours.personal == personal and average is not None and not average.partial:
-                found.append(line)
-        return found
+                lines.append(line)
+        return lines
 
     @cached_property
     def _steps(self) -> dict[str, float]:
@@ -232,20 +232,20 @@ class Comparison:
         """The kinds of rows in which there is something to rank: two rows or more, or the only kind."""
         if len(self.kinds) == 1:
             return self.kinds
-        found: list[bool] = []
+        kinds: list[bool] = []
         for kind in self.kinds:
             if len(self.ranked_with(kind)) > 1:
-                found.append(kind)
-        return tuple(found)
+                kinds.append(kind)
+        return tuple(kinds)
 
     def best(self, column: ScoreColumn) -> list[Line]:
         """The best row of each kind in a column of our rows, by :func:`goldfinch.results.rows.best_row`."""
-        found: list[Line] = []
+        lines: list[Line] = []
         for kind in self.ranked_kinds:
             of_kind = [line.ours for line in self.lines if line.ours.runs and line.ours.personal == kind]
             best = best_row(of_kind, column, self.table.rule)
-            found += [line for line in self.lines if line.ours is best]
-        return found
+            lines += [line for line in self.lines if line.ours is best]
+        return lines
 
     def claim(self) -> Claim | None:
         """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
@@ -286,11 +286,11 @@ class Comparison:
 
     def splits(self) -> dict[str, str]:
         """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
-        found: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         for line in self.lines:
             for run in line.ours.runs:
-                found |= run.facts.splits
-        return dict(sorted(found.items()))
+                hashes |= run.facts.splits
+        return dict(sorted(hashes.items()))
 
 
 def average_of(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -300,11 +300,11 @@ def average_of(columns: Sequence[Column]) -> tuple[str, ...]:
 
 def _scored_images(run: RunRecord) -> dict[str, int]:
     """Return each domain's test images times the number of clients' models scored on them; empty if not recorded."""
-    found: dict[str, dict[str, int]] = {}
+    counts_by_domain: dict[str, dict[str, int]] = {}
     for row in run.test_lines:
-        found.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
+        counts_by_domain.setdefault(str(row["domain"]), {})[str(row["client"])] = int(row["count"])
     images: dict[str, int] = {}
-    for domain, counts in found.items():
+    for domain, counts in counts_by_domain.items():
         images[domain] = max(counts.values()) * len(counts)
     return images
 

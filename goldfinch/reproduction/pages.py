@@ -208,10 +208,10 @@ def _order_row(title: str, order: Order) -> tuple[str, ...]:
 
 def _partial(comparison: Comparison) -> str:
     """Return what each row's scores lack, by seed; empty where all are complete."""
-    found: list[str] = []
+    texts: list[str] = []
     for line in comparison.lines:
-        found += [f"{line.printed.label}, {text}" for text in line.ours.missing(comparison.table.rule)]
-    return "; ".join(found)
+        texts += [f"{line.printed.label}, {text}" for text in line.ours.missing(comparison.table.rule)]
+    return "; ".join(texts)
 
 
 def _facts(comparison: Comparison) -> Rows:

@@ -26,8 +26,8 @@ class Reduction:
     Args:
         says: every change as text, printed with every result.
         overrides: the same as overrides.
-        stand_ins: data set in place of a published one, by the name of the published one. Its scores are never
-            compared with the published ones.
+        stand_ins: data set in place of a published one, by the name of the published one. Scores on a stand-in are
+            never compared with published ones.
         rows: labels of the rows that are run unless others are asked for; empty is all.
         seeds: likewise; empty is the table's own.
     """
@@ -83,7 +83,7 @@ class PublishedRow:
 
 @checked
 class Sweep:
-    """A grid of hyper-parameters, each point of which is a row.
+    """A grid of hyper-parameters. Each point is a row.
 
     Args:
         base: overrides of all points.
@@ -231,11 +231,11 @@ class PublishedTable:
         """
         chosen: set[str] = set()
         for word in wanted:
-            found = self._labels_of(word)
-            if not found:
+            labels = self._labels_of(word)
+            if not labels:
                 known = [row.label for row in self.rows] + [method_of(row) for row in self.rows]
                 raise ConfigError(f"{self.name} has no row {word!r}; {nearest(word, known)}")
-            chosen |= found
+            chosen |= labels
         return self._labelled(chosen)
 
     def _labels_of(self, word: str) -> set[str]:
@@ -266,7 +266,7 @@ def published_tables() -> Mapping[str, PublishedTable]:
     Raises:
         ConfigError: a data file is not as it must be.
     """
-    found: dict[str, PublishedTable] = {}
+    tables: dict[str, PublishedTable] = {}
     for path in sorted(PUBLISHED.glob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(content, dict):
@@ -277,8 +277,8 @@ def published_tables() -> Mapping[str, PublishedTable]:
         for name, node in content["tables"].items():
             values = {"name": name, **common, **node}
             values["listed"] = values.pop("rows", ())
-            found[name] = build(values, f"{path.name}: {name}", PublishedTable)
-    return found
+            tables[name] = build(values, f"{path.name}: {name}", PublishedTable)
+    return tables
 
 
 def published_table(name: str) -> PublishedTable:

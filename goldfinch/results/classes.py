@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from common.metrics import RULES, ClassTotals, Measure
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import OVER_SEEDS, domain_columns, domain_heads, partial_notes
-from goldfinch.results.groups import Board
+from goldfinch.results.groups import ScoreTable
 from goldfinch.results.rows import KnownRun, ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import LOWEST, Sheet, pandas_library
@@ -29,10 +29,10 @@ RECALL = Measure("recall")
 
 @dataclass
 class ClassTable:
-    """The recalls of one row of a board.
+    """The recalls of one row of a table.
 
     Args:
-        title: the board and the row.
+        title: the table and the row.
         row: the row.
         heads: the heads of the columns: each domain, ``average`` and ``worst`` over domains.
         columns: the same, as columns of rows.
@@ -55,18 +55,21 @@ class ClassTable:
     @cached_property
     def lowest(self) -> list[list[bool]]:
         """Whether each cell of each class is the lowest whole one of its column; none is if all are equal."""
-        by_column = [_lowest([each.value(column, self.rule) for each in self.classes]) for column in self.columns]
+        by_column: list[list[bool]] = []
+        for column in self.columns:
+            values = [each.value(column, self.rule) for each in self.classes]
+            by_column.append(_lowest(values))
         return [list(marks) for marks in zip(*by_column, strict=True)]
 
     def texts(self, number: int) -> list[str]:
         """Return the cells of a class as texts; the lowest value of a column is marked."""
-        found: list[str] = []
+        texts: list[str] = []
         for column, lowest in zip(self.columns, self.lowest[number], strict=True):
             text = str(self.classes[number].value(column, self.rule) or "-")
             if lowest:
                 text += f" {LOWEST}"
-            found.append(text)
-        return found
+            texts.append(text)
+        return texts
 
     @property
     def explanation(self) -> str:
@@ -77,23 +80,23 @@ class ClassTable:
         )
 
 
-def class_tables(board: Board, rule: str) -> list[ClassTable]:
-    """Return a table for each row of a board, if its runs have confusion counts of the rule's round.
+def class_tables(table: ScoreTable, rule: str) -> list[ClassTable]:
+    """Return a table for each row of a table, if its runs have confusion counts of the rule's round.
 
     Args:
-        board: the board.
+        table: the table.
         rule: one of :data:`ROUND_RULES`.
     """
-    found: list[ClassTable] = []
-    for row in board.rows:
+    tables: list[ClassTable] = []
+    for row in table.rows:
         runs = [run for run in row.runs if rule in run.rules]
         if runs and all(_has_counts(run, rule) for run in runs):
-            found.append(_class_table(board, row, runs, rule))
-    return found
+            tables.append(_class_table(table, row, runs, rule))
+    return tables
 
 
-def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable]:
-    """Return the tables of all boards.
+def required_class_tables(tables: Sequence[ScoreTable], rule: str) -> list[ClassTable]:
+    """Return the tables of all tables.
 
     Raises:
         ConfigError: the rule is a mean of rounds, or a row lacks confusion counts.
@@ -102,18 +105,18 @@ def required_class_tables(boards: Sequence[Board], rule: str) -> list[ClassTable
         raise ConfigError(
             f"--classes --rule {rule}: recall by class is that of one round; choose --rule {', '.join(ROUND_RULES)}"
         )
-    found: list[ClassTable] = []
-    for board in boards:
-        tables = class_tables(board, rule)
-        shown = [table.row for table in tables]
-        for row in board.rows:
+    all_tables: list[ClassTable] = []
+    for table in tables:
+        present = class_tables(table, rule)
+        shown = [each.row for each in present]
+        for row in table.rows:
             if row not in shown:
                 raise ConfigError(
                     f"{row.runs[0].folder} has no confusion counts of {RULES[rule].name}: leave the run out, or "
                     "choose another --rule"
                 )
-        found += tables
-    return found
+        all_tables += present
+    return all_tables
 
 
 def _has_counts(run: RunRecord, rule: str) -> bool:
@@ -123,7 +126,7 @@ def _has_counts(run: RunRecord, rule: str) -> bool:
     return all((int(score["round"]), domain) in run.class_totals for domain in score["accuracy"])
 
 
-def _class_table(board: Board, row: ScoreRow[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
+def _class_table(table: ScoreTable, row: ScoreRow[RunRecord], runs: Sequence[RunRecord], rule: str) -> ClassTable:
     domains = domain_columns([row], rule)
     classes: list[ScoreRow[KnownRun]] = []
     images: list[int] = []
@@ -133,7 +136,7 @@ def _class_table(board: Board, row: ScoreRow[RunRecord], runs: Sequence[RunRecor
         images.append(sum(totals.true[label] for totals in counts if totals is not None))
     heads = [*domain_heads([row], domains), "average", "worst"]
     columns = [*[f"domain:{name}" for name in domains], "average", "worst"]
-    title = f"{board.title}: {row.label}: recall by class in %, {RULES[rule].name}"
+    title = f"{table.title}: {row.label}: recall by class in %, {RULES[rule].name}"
     return ClassTable(title, row, heads, columns, classes, rule, images, partial_notes([row], rule))
 
 
@@ -152,10 +155,10 @@ def _recalls(run: RunRecord, rule: str, label: int) -> KnownRun:
             recall = totals.recall(label)
         if recall is not None:
             recalls[domain] = recall
-    found: dict[str, Any] = {"accuracy": recalls, "missing": score["missing"]}
+    scores: dict[str, Any] = {"accuracy": recalls, "missing": score["missing"]}
     if recalls:
-        found |= {"average": statistics.fmean(recalls.values()), "worst": min(recalls.values())}
-    return KnownRun(run.seed, {rule: found}, RECALL)
+        scores |= {"average": statistics.fmean(recalls.values()), "worst": min(recalls.values())}
+    return KnownRun(run.seed, {rule: scores}, RECALL)
 
 
 def _lowest(values: Sequence[Value | None]) -> list[bool]:
@@ -191,7 +194,7 @@ def class_frame(tables: Sequence[ClassTable]) -> pd.DataFrame:
     Each has ``table``, ``method``, ``class``, ``column``, ``mean`` and ``std`` in per cent, ``seeds``, ``partial``,
     ``lowest`` and ``images`` of the class over all domains. ``mean`` is NaN without test images.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for table in tables:
         for number, each in enumerate(table.classes):
             for head, column, lowest in zip(table.heads, table.columns, table.lowest[number], strict=True):
@@ -201,5 +204,5 @@ def class_frame(tables: Sequence[ClassTable]) -> pd.DataFrame:
                 if value is not None:
                     entry |= {"mean": value.mean, "std": value.deviation, "partial": value.partial}
                 entry |= {"seeds": len(table.row.runs), "lowest": lowest, "images": table.images[number]}
-                found.append(entry)
-    return pandas_library().DataFrame(found)
+                records.append(entry)
+    return pandas_library().DataFrame(records)

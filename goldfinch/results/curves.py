@@ -28,26 +28,29 @@ def over_seeds(runs: Sequence[RunRecord], curves: Callable[[RunRecord], Curves])
         runs: one run per seed.
         curves: the curves of a run, such as :func:`accuracy_curves`.
     """
-    found: list[Curves] = []
+    curves_of_runs: list[Curves] = []
     names: dict[str, None] = {}
     for run in runs:
-        found.append(curves(run))
-        names |= dict.fromkeys(found[-1])
-    return {name: by_round([each.get(name, {}) for each in found]) for name in names}
+        curves_of_runs.append(curves(run))
+        names |= dict.fromkeys(curves_of_runs[-1])
+    values: dict[str, dict[int, Value]] = {}
+    for name in names:
+        values[name] = by_round([each.get(name, {}) for each in curves_of_runs])
+    return values
 
 
 def accuracy_curves(run: RunRecord) -> Curves:
     """Return the run's metric in per cent: average, worst domain, and each domain; a partial round has no average."""
-    found: Curves = {AVERAGE: {}, WORST: {}}
+    curves: Curves = {AVERAGE: {}, WORST: {}}
     for name in run.domains:
-        found[name] = {}
+        curves[name] = {}
     for score in run.round_scores:
         if not score.missing:
-            found[AVERAGE][score.round] = score.average
-            found[WORST][score.round] = score.worst
+            curves[AVERAGE][score.round] = score.average
+            curves[WORST][score.round] = score.worst
         for name, accuracy in score.accuracy.items():
-            found[name][score.round] = accuracy
-    return found
+            curves[name][score.round] = accuracy
+    return curves
 
 
 def loss_curves(run: RunRecord) -> Curves:
@@ -56,14 +59,14 @@ def loss_curves(run: RunRecord) -> Curves:
     for row in run.test_lines:
         rounds = losses.setdefault(str(row["domain"]), {})
         rounds.setdefault(int(row["round"]), []).append(float(row["loss"]))
-    found: Curves = {AVERAGE: {}}
+    curves: Curves = {AVERAGE: {}}
     for name, rounds in losses.items():
-        found[name] = {number: statistics.fmean(values) for number, values in rounds.items()}
+        curves[name] = {number: statistics.fmean(values) for number, values in rounds.items()}
     for score in run.round_scores:
         if not score.missing:
-            means = [found[name][score.round] for name in losses if score.round in found[name]]
-            found[AVERAGE][score.round] = statistics.fmean(means)
-    return found
+            means = [curves[name][score.round] for name in losses if score.round in curves[name]]
+            curves[AVERAGE][score.round] = statistics.fmean(means)
+    return curves
 
 
 def train_losses(run: RunRecord) -> Curves:
@@ -71,23 +74,23 @@ def train_losses(run: RunRecord) -> Curves:
     rows: dict[int, list[Mapping[str, Any]]] = {}
     for row in run.replies:
         rows.setdefault(int(row["round"]), []).append(row)
-    found: Curves = {}
+    curves: Curves = {}
     for number in sorted(rows):
         for term, mean in mean_losses(rows[number]).items():
-            found.setdefault(term.replace("_", " "), {})[number] = mean
-    return found
+            curves.setdefault(term.replace("_", " "), {})[number] = mean
+    return curves
 
 
 def cost_curves(run: RunRecord) -> Curves:
     """Return megabytes down and up, and seconds, by round."""
-    found: Curves = {"MB down a round": {}, "MB up a round": {}, "seconds a round": {}}
+    curves: Curves = {"MB down a round": {}, "MB up a round": {}, "seconds a round": {}}
     for row in run.replies:
         number = int(row["round"])
         if number <= run.facts.latest:  # the exchange after the last round only scores
             for direction in ("down", "up"):
-                points = found[f"MB {direction} a round"]
+                points = curves[f"MB {direction} a round"]
                 points[number] = points.get(number, 0.0) + row.get(f"bytes_{direction}", 0) / 1e6
     for entry in run.events:
         if entry["event"] == "round done":
-            found["seconds a round"][int(entry["round"])] = float(entry["seconds"])
-    return found
+            curves["seconds a round"][int(entry["round"])] = float(entry["seconds"])
+    return curves

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from common.metrics import PARTIAL, RULES
 from goldfinch.record import RunRecord
-from goldfinch.results.groups import Board
+from goldfinch.results.groups import ScoreTable
 from goldfinch.results.rows import ScoreRow, best_row
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import UNSEEN, Sheet, number_text, pandas_library
@@ -125,31 +125,31 @@ def summary_columns(rows: Sequence[ScoreRow[RunRecord]]) -> list[str]:
         for run in row.runs:
             for score in run.rules.values():
                 keys.update(score)
-    found = ["average", "worst", "spread"]
+    columns = ["average", "worst", "spread"]
     if "unseen_average" in keys:
-        found += ["seen_average", "unseen_average"]
+        columns += ["seen_average", "unseen_average"]
     if "validation" in keys:
-        found.append("validation")
-    return found
+        columns.append("validation")
+    return columns
 
 
-def column_names(boards: Sequence[Board], rule: str) -> list[str]:
+def column_names(tables: Sequence[ScoreTable], rule: str) -> list[str]:
     """Return the names of the tables' columns as ``goldfinch table --columns`` takes them, each once."""
-    found: dict[str, None] = {}
-    for board in boards:
-        found |= dict.fromkeys(domain_columns(board.rows, rule))
-    for board in boards:
-        for column in summary_columns(board.rows):
-            found[column.removesuffix("_average")] = None
+    names: dict[str, None] = {}
+    for table in tables:
+        names |= dict.fromkeys(domain_columns(table.rows, rule))
+    for table in tables:
+        for column in summary_columns(table.rows):
+            names[column.removesuffix("_average")] = None
     for fact in FACTS:
-        found[fact.name] = None
-    return list(found)
+        names[fact.name] = None
+    return list(names)
 
 
 # ---- the frame -------------------------------------------------------------------------------------------------------
 
 
-def score_frame(board: Board, rule: str) -> pd.DataFrame:
+def score_frame(table: ScoreTable, rule: str) -> pd.DataFrame:
     """Return the cells of a table: one record for each row, and in it for each column of scores.
 
     - ``table``, ``method``, ``column``, ``metric``: what the number is, and ``head``, the column's printed head;
@@ -159,7 +159,7 @@ def score_frame(board: Board, rule: str) -> pd.DataFrame:
     - ``best``: see :func:`goldfinch.results.rows.best_row`;
     - ``mark``, ``text``: the marks behind the number, and both as printed; ``digits`` are those after the point.
     """
-    rows = board.rows
+    rows = table.rows
     domains = domain_columns(rows, rule)
     heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(rows, domains), strict=True)}
     for column in summary_columns(rows):
@@ -169,7 +169,7 @@ def score_frame(board: Board, rule: str) -> pd.DataFrame:
     for row in rows:
         for column, head in heads.items():
             value = row.value(column, rule)
-            record: dict[str, Any] = {"table": board.title, "method": row.label}
+            record: dict[str, Any] = {"table": table.title, "method": row.label}
             record |= {"column": column.removeprefix("domain:").removesuffix("_average"), "head": head}
             record |= {"metric": row.runs[0].metric, "seeds": len(row.scores(column, rule)), "key": column}
             record |= {"rounds": row.rounds_shown, "best": row is best[column]}
@@ -185,8 +185,8 @@ def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
     text = str(value)
     if unseen:
         text += f" {unseen}"
-    found = {"mean": value.mean, "std": value.deviation, "partial": value.partial}
-    return {**found, "mark": mark, "text": text, "digits": value.digits}
+    entries = {"mean": value.mean, "std": value.deviation, "partial": value.partial}
+    return {**entries, "mark": mark, "text": text, "digits": value.digits}
 
 
 def unseen_mark(rows: Sequence[ScoreRow[RunRecord]], row: ScoreRow[RunRecord], column: str) -> str:
@@ -209,64 +209,64 @@ def partial_notes(rows: Sequence[ScoreRow[RunRecord]], rule: str) -> list[str]:
     return lines
 
 
-def table_notes(board: Board, frame: pd.DataFrame, rule: str) -> list[str]:
+def table_notes(table: ScoreTable, frame: pd.DataFrame, rule: str) -> list[str]:
     """Return the notes below a table: what is partial, what the marks in its cells mean, and what rows differ in."""
-    lines = partial_notes(board.rows, rule)
+    lines = partial_notes(table.rows, rule)
     if frame["mark"].str.contains(UNSEEN).any():
         lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
     if frame["best"].any():
         lines.append(BEST)
-    if any(run.attack for run in board.runs):
+    if any(run.attack for run in table.runs):
         lines.append(ATTACKED)
-    if board.bounds:
-        lines.append(f"{', '.join(board.bounds)}: {BOUNDS}")
-    return [*lines, *board.notes()]
+    if table.bounds:
+        lines.append(f"{', '.join(table.bounds)}: {BOUNDS}")
+    return [*lines, *table.notes()]
 
 
-def wide_frame(board: Board, rule: str, values: Values = "text") -> pd.DataFrame:
+def wide_frame(table: ScoreTable, rule: str, values: Values = "text") -> pd.DataFrame:
     """Return a table as it is printed: a row for each of its rows, a column for each domain and summary.
 
     Args:
-        board: the table.
+        table: the table.
         rule: how runs are scored.
         values: ``text`` gives the printed cells; ``mean`` and ``std`` give numbers, NaN for a partial score.
     """
-    frame = score_frame(board, rule)
+    frame = score_frame(table, rule)
     if values != "text":
         frame.loc[frame["partial"], values] = float("nan")
     heads = dict(zip(frame["key"], frame["head"], strict=True))
-    found = frame.pivot(index="method", columns="key", values=values)
-    found = found.loc[[row.label for row in board.rows], list(heads)]
-    return found.rename(columns=heads).rename_axis(columns=None)
+    wide = frame.pivot(index="method", columns="key", values=values)
+    wide = wide.loc[[row.label for row in table.rows], list(heads)]
+    return wide.rename(columns=heads).rename_axis(columns=None)
 
 
-def wide_table(boards: Sequence[Board], rule: str, values: Values = "text") -> pd.DataFrame:
+def wide_table(tables: Sequence[ScoreTable], rule: str, values: Values = "text") -> pd.DataFrame:
     """Return the tables of :func:`wide_frame` as one, with :data:`FACTS`, and with the notes in ``attrs``.
 
     Args:
-        boards: the tables; if there are several, the first level of the index names them.
+        tables: the tables; if there are several, the first level of the index names them.
         rule: how runs are scored.
         values: see :func:`wide_frame`.
     """
-    tables: dict[str, pd.DataFrame] = {}
+    frames: dict[str, pd.DataFrame] = {}
     notes: list[str] = []
-    for board in boards:
-        table = wide_frame(board, rule, values).drop(columns="spread")
+    for table in tables:
+        frame = wide_frame(table, rule, values).drop(columns="spread")
         for fact in FACTS:
-            table[fact.name] = [_for_a_cell(fact.value(row)) for row in board.rows]
-        tables[board.title] = table
-        own_models = [row.label for row in board.rows if row.personal]
+            frame[fact.name] = [_for_a_cell(fact.value(row)) for row in table.rows]
+        frames[table.title] = frame
+        own_models = [row.label for row in table.rows if row.personal]
         if own_models:
             notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
-        for note in table_notes(board, score_frame(board, rule), rule):
+        for note in table_notes(table, score_frame(table, rule), rule):
             if note not in notes:
                 notes.append(note)
-    found = pandas_library().concat(tables, names=["table", "method"])
-    if len(boards) == 1:
-        found = found.droplevel("table")
-    found.attrs["notes"] = notes
-    found.attrs["rule"] = rule
-    return found
+    joined = pandas_library().concat(frames, names=["table", "method"])
+    if len(tables) == 1:
+        joined = joined.droplevel("table")
+    joined.attrs["notes"] = notes
+    joined.attrs["rule"] = rule
+    return joined
 
 
 def _for_a_cell(value: Any) -> Any:
@@ -279,17 +279,17 @@ def _for_a_cell(value: Any) -> Any:
 # ---- as texts --------------------------------------------------------------------------------------------------------
 
 
-def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Sequence[str] = ()) -> Sheet:
+def score_sheet(table: ScoreTable, rule: str, *, spread: bool = False, columns: Sequence[str] = ()) -> Sheet:
     """Return a table with its rounds, seeds and megabytes, and with its notes.
 
     Args:
-        board: the table.
+        table: the table.
         rule: how runs are scored.
         spread: whether the standard deviation between domains is a column.
         columns: names of :func:`column_names`, in the order in which they are shown; none of them shows all. A column
             that this table does not have is left out.
     """
-    frame = score_frame(board, rule)
+    frame = score_frame(table, rule)
     if columns:
         frame = frame[frame["column"].isin(columns)]
     elif not spread:
@@ -298,17 +298,17 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Seque
     heads = ["method", *dict(zip(frame["key"], frame["head"], strict=True)).values(), *facts]
     rows: list[list[str]] = []
     strong: set[tuple[int, int]] = set()
-    for number, row in enumerate(board.rows):
+    for number, row in enumerate(table.rows):
         cells = frame[frame["method"] == row.label]
         for place, best in enumerate(cells["best"], 1):
             if best:
                 strong.add((number, place))
         rows.append([starred_label(row), *cells["text"], *[fact.text(row) for fact in FACTS]])
-    notes = table_notes(board, frame, rule)
-    if any(row.personal for row in board.rows):
+    notes = table_notes(table, frame, rule)
+    if any(row.personal for row in table.rows):
         notes.insert(0, OWN_MODELS)
-    title = f"{board.title}: {measure(board)}, {RULES[rule].name}"
-    if any(len(row.runs) > 1 for row in board.rows):
+    title = f"{table.title}: {measure(table)}, {RULES[rule].name}"
+    if any(len(row.runs) > 1 for row in table.rows):
         title += f"; {OVER_SEEDS}"
     sheet = Sheet(title, heads, rows, strong, notes)
     if not columns:
@@ -317,9 +317,9 @@ def score_sheet(board: Board, rule: str, *, spread: bool = False, columns: Seque
     return sheet.with_columns([0, *[1 + names.index(name) for name in columns if name in names]])
 
 
-def measure(board: Board) -> str:
+def measure(table: ScoreTable) -> str:
     """Return the name and the unit of the table's metric, such as ``macro F1 in %``."""
-    return board.rows[0].runs[0].measure.title
+    return table.rows[0].runs[0].measure.title
 
 
 def starred_label(row: ScoreRow[RunRecord]) -> str:
@@ -327,11 +327,11 @@ def starred_label(row: ScoreRow[RunRecord]) -> str:
     return row.label + " *" * row.personal
 
 
-def json_table(board: Board, rule: str) -> dict[str, Any]:
+def json_table(table: ScoreTable, rule: str) -> dict[str, Any]:
     """Return a table as containers that JSON can write."""
-    frame = score_frame(board, rule)
+    frame = score_frame(table, rule)
     rows: list[dict[str, Any]] = []
-    for row in board.rows:
+    for row in table.rows:
         cells = frame[frame["method"] == row.label].set_index("column")[["mean", "std", "partial", "best"]]
         rows.append(
             {
@@ -345,5 +345,5 @@ def json_table(board: Board, rule: str) -> dict[str, Any]:
                 "state_sha256": [run.state_sha256 for run in row.runs],
             }
         )
-    notes = table_notes(board, frame, rule)
-    return {"title": board.title, "metric": board.rows[0].runs[0].metric, "rows": rows, "notes": notes}
+    notes = table_notes(table, frame, rule)
+    return {"title": table.title, "metric": table.rows[0].runs[0].metric, "rows": rows, "notes": notes}

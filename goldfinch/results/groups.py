@@ -2,11 +2,11 @@
 
 Tables, reports, figures, sweeps, comparisons and reproduced tables all use these rules.
 
-*One table* (:class:`Board`) holds runs that are scored on the same images: same data set, domains, image size and test
-images, same protocol and same network. *One row* (:class:`~goldfinch.results.rows.ScoreRow`) holds runs that differ in
-the seed alone: every setting that changes the result or the score is the same, and so are the rounds that are done,
-the code that ran and, where a partition is fixed, the samples of every client. Runs that ``train.patience`` stopped
-early may have stopped after different rounds. If each run of a row uses its own seed for the partition too, the
+*One table* (:class:`ScoreTable`) holds runs that are scored on the same images: same data set, domains, image size and
+test images, same protocol and same network. *One row* (:class:`~goldfinch.results.rows.ScoreRow`) holds runs that
+differ in the seed alone: every setting that changes the result or the score is the same, and so are the rounds that are
+done, the code that ran and, where a partition is fixed, the samples of every client. Runs that ``train.patience``
+stopped early may have stopped after different rounds. If each run of a row uses its own seed for the partition too, the
 partitions differ, and the runs stay one row.
 
 Two runs with the same seed and the same final state, such as from two engines, count once. Of two runs with the same
@@ -43,12 +43,12 @@ MAX_LABEL_SETTINGS = 4
 """Settings in a row's label, unless more are needed to tell rows of one method apart."""
 
 MAX_LEFT_OUT = 5
-"""Runs that are in no row of a table, of which the note below it has the folders."""
+"""Folders that the note below a table names, of runs that are in no row."""
 
 MAX_CLIENTS = 3
-"""Clients of a row that count for fewer samples, of which the note below a table has the numbers."""
+"""Clients that the note below a table names, of those in a row that count for fewer samples."""
 
-BOARD_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
+TABLE_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
 """Settings that decide which images are scored."""
 
 SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
@@ -56,7 +56,7 @@ SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
 
 
 @dataclass
-class Board:
+class ScoreTable:
     """One table: rows that may be compared, since they are scored on the same images with the same network."""
 
     data: str
@@ -64,9 +64,9 @@ class Board:
     model: str
     rows: list[ScoreRow[RunRecord]] = field(default_factory=list)
     remark: str = ""
-    """What tells it from another board of the same data, protocol and model."""
+    """What tells this table from another one of the same data, protocol and model."""
     left_out: list[RunRecord] = field(default_factory=list)
-    """Runs that were found and are in no row: they have not ended, or score no test images."""
+    """Runs that are in no row, since they have not ended or score no test images."""
 
     @property
     def title(self) -> str:
@@ -84,27 +84,27 @@ class Board:
     @property
     def domains(self) -> list[str]:
         """Domains of all rows, in the first one's order."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for run in self.runs:
-            found |= dict.fromkeys(run.domains)
-        return list(found)
+            names |= dict.fromkeys(run.domains)
+        return list(names)
 
     @property
     def runs(self) -> list[RunRecord]:
         """The rows' runs, without duplicates and contradictions."""
-        found: list[RunRecord] = []
+        runs: list[RunRecord] = []
         for row in self.rows:
-            found += row.runs
-        return found
+            runs += row.runs
+        return runs
 
     @property
     def named_runs(self) -> list[tuple[str, RunRecord]]:
         """:attr:`runs` with their names."""
-        found: list[tuple[str, RunRecord]] = []
+        pairs: list[tuple[str, RunRecord]] = []
         for row in self.rows:
             for run in row.runs:
-                found.append((run_name(row, run), run))
-        return found
+                pairs.append((run_name(row, run), run))
+        return pairs
 
     @property
     def clients(self) -> int:
@@ -117,13 +117,13 @@ class Board:
     @property
     def codes(self) -> list[str]:
         """Hashes of the code that ran, each once, in the order of the rows."""
-        found: dict[str, None] = {}
+        hashes: dict[str, None] = {}
         for row in self.rows:
-            found[row.code] = None
-        return list(found)
+            hashes[row.code] = None
+        return list(hashes)
 
-    def by_metric(self, metric: str) -> Board | None:
-        """Return the same board with scores by another metric; ``None`` if a run lacks it, or confusion counts."""
+    def by_metric(self, metric: str) -> ScoreTable | None:
+        """Return the same table with scores by another metric; ``None`` if a run lacks it, or confusion counts."""
         for run in self.runs:
             if metric not in run.measures or (metric in COUNTED and not run.has_counts):
                 return None
@@ -131,23 +131,23 @@ class Board:
         for row in self.rows:
             runs = [run.by_metric(metric) for run in row.runs]
             rows.append(replace(row, runs=runs))
-        return Board(self.data, self.protocol, self.model, rows, self.remark)
+        return ScoreTable(self.data, self.protocol, self.model, rows, self.remark)
 
     def notes(self) -> list[str]:
         """Return the notes of the table, one sentence each: those on its rows, on partitions, and on repeated runs."""
-        found = notes_on(self.rows)
+        notes = notes_on(self.rows)
         resolution = max(run.resolution for run in self.runs)
         if resolution:
             label = self.rows[0].measure_of("average").label
-            found.append(
+            notes.append(
                 f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."
             )
-        found += self._reply_notes()
+        notes += self._reply_notes()
         labels = [row.label for row in self.rows if row.partition_follows_seed]
         if len(labels) == len(self.rows):
-            found.append("Every seed has a partition of its own.")
+            notes.append("Every seed has a partition of its own.")
         elif labels:
-            found.append(f"{named(labels, len(self.rows))}: every seed has a partition of its own.")
+            notes.append(f"{named(labels, len(self.rows))}: every seed has a partition of its own.")
         for row in self.rows:
             metric = row.runs[0].validation_metric
             if row.scored_images:
@@ -160,18 +160,18 @@ class Board:
                         f"some rounds were scored on {images} test images of a domain, as it was resumed with other "
                         "scoring; it is averaged with no other run."
                     )
-                found.append(f"{row.label}: {remark}")
+                notes.append(f"{row.label}: {remark}")
             if metric != "accuracy":
                 label = row.measure_of("validation").label
-                found.append(f"{row.label}: validation is {label} (rounds.metric={metric}).")
-            found += joined_note(row)
+                notes.append(f"{row.label}: validation is {label} (rounds.metric={metric}).")
+            notes += joined_note(row)
             for run in row.duplicates:
                 again = f"{run.folder} is seed {run.seed} once more with the same state; it counts once."
-                found.append(f"{row.label}: {again}")
+                notes.append(f"{row.label}: {again}")
             for run in row.contradictions:
                 again = f"{run.folder} is seed {run.seed} once more with another state; it does not count."
-                found.append(f"{row.label}: {again}")
-        return [*found, *self.left_out_notes()]
+                notes.append(f"{row.label}: {again}")
+        return [*notes, *self.left_out_notes()]
 
     def left_out_notes(self) -> list[str]:
         """Return the notes on :attr:`left_out`."""
@@ -183,15 +183,15 @@ class Board:
                 unfinished.append(f"{name}, {run.status} after round {run.rounds_done}")
             else:
                 unscored.append(name)
-        found: list[str] = []
+        notes: list[str] = []
         if unfinished:
-            found.append(
+            notes.append(
                 f"Left out, since they have not ended: {some_of(unfinished, MAX_LEFT_OUT)}; goldfinch resume goes on "
                 "with a run."
             )
         if unscored:
-            found.append(f"Left out, since they score no test images: {some_of(unscored, MAX_LEFT_OUT)}.")
-        return found
+            notes.append(f"Left out, since they score no test images: {some_of(unscored, MAX_LEFT_OUT)}.")
+        return notes
 
     def _reply_notes(self) -> list[str]:
         """Return the notes on updates that were scaled or not used, and on clients that count for fewer samples."""
@@ -209,44 +209,44 @@ class Board:
                 replies.append(f"{row.label}: {text}")
             if fewer:
                 samples.append(f"{row.label}: {some_of(list(fewer), MAX_CLIENTS)}")
-        found: list[str] = []
+        notes: list[str] = []
         if replies:
-            found.append(f"Replies: {'; '.join(replies)}.")
+            notes.append(f"Replies: {'; '.join(replies)}.")
         if samples:
-            found.append(
+            notes.append(
                 f"Clients count for fewer samples than they registered ({COUNTS_LESS_SETTINGS}): {'; '.join(samples)}."
             )
-        return found
+        return notes
 
 
 def group_runs(
     runs: Sequence[RunRecord],
     name: Callable[[RunRecord], str] | None = None,
     left_out: Sequence[RunRecord] = (),
-) -> list[Board]:
-    """Sort ``runs`` into boards and rows, both in the order of their first run.
+) -> list[ScoreTable]:
+    """Sort ``runs`` into tables and rows, both in the order of their first run.
 
     Args:
         runs: finished runs, or unfinished runs that have started.
         name: returns the method's name in labels; by default the name of its option.
         left_out: further runs, which a note below their table names; without a table of theirs, below the first.
     """
-    boards: dict[str, Board] = {}
+    tables: dict[str, ScoreTable] = {}
     members_of: dict[str, dict[str, list[RunRecord]]] = {}
     for run in runs:
-        key = _text(_board_key(run))
-        boards.setdefault(key, _new_board(run))
+        key = _text(_table_key(run))
+        tables.setdefault(key, _new_table(run))
         members_of.setdefault(key, {}).setdefault(_text(_row_key(run)), []).append(run)
-    for key, board in boards.items():
+    for key, table in tables.items():
         for members in members_of[key].values():
-            board.rows += map(_row, _by_partition(members))
-        board.rows = _by_method(board.rows)
-        _label(board.rows, name or _option_name)
-    found = list(boards.values())
+            table.rows += map(_row, _by_partition(members))
+        table.rows = _by_method(table.rows)
+        _label(table.rows, name or _option_name)
+    in_order = list(tables.values())
     for run in left_out:
-        boards.get(_text(_board_key(run)), found[0]).left_out.append(run)
-    _tell_boards_apart(found, [_settings_of_board(board.runs[0]) for board in found])
-    return found
+        tables.get(_text(_table_key(run)), in_order[0]).left_out.append(run)
+    _tell_tables_apart(in_order, [_settings_of_table(table.runs[0]) for table in in_order])
+    return in_order
 
 
 def _by_method(rows: Sequence[ScoreRow[RunRecord]]) -> list[ScoreRow[RunRecord]]:
@@ -257,19 +257,19 @@ def _by_method(rows: Sequence[ScoreRow[RunRecord]]) -> list[ScoreRow[RunRecord]]
     methods: dict[str, list[ScoreRow[RunRecord]]] = {}
     for row in rows:
         methods.setdefault(row.runs[0].method_name, []).append(row)
-    found: list[ScoreRow[RunRecord]] = []
+    grouped: list[ScoreRow[RunRecord]] = []
     for members in methods.values():
-        found += members
-    return sorted(found, key=lambda row: row.bound or "")
+        grouped += members
+    return sorted(grouped, key=lambda row: row.bound or "")
 
 
 def bounds_of(rows: Sequence[ScoreRow[RunRecord]]) -> dict[str, str]:
     """Return ``lower`` or ``upper`` by the label of each row that is a bound of its table."""
-    found: dict[str, str] = {}
+    bounds: dict[str, str] = {}
     for row in rows:
         if row.bound:
-            found[row.label] = row.bound
-    return found
+            bounds[row.label] = row.bound
+    return bounds
 
 
 def joined_note(row: ScoreRow[RunRecord]) -> list[str]:
@@ -300,42 +300,42 @@ def run_name(row: ScoreRow[RunRecord], run: RunRecord) -> str:
 def exported_run(rows: Sequence[ScoreRow[RunRecord]], rule: str = "final") -> RunRecord | None:
     """Return the finished run whose model a table offers for export; ``None`` without one.
 
-    It is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of its seeds
-    the one with the best score on validation samples is chosen, or else the first; a test score chooses none.
+    The run is of the only row, or of the row that is better than every other one on average (:func:`leader`). Of the
+    row's seeds the one with the best score on validation samples is chosen, or else the first. No test score chooses.
     """
     row = best_row(rows, rule=rule)
     if len(rows) == 1:
         row = rows[0]
     if row is None:
         return None
-    found: RunRecord | None = None
+    best: RunRecord | None = None
     highest = -math.inf
     for run in row.runs:
         score = run.rules.get(rule)
         if not run.ended or run.facts.scored == EVALUATED or score is None:
             continue
         quality = sign_of(row, "validation") * float(score.get("validation", 0.0))
-        if found is None or quality > highest:
-            found = run
+        if best is None or quality > highest:
+            best = run
             highest = quality
-    return found
+    return best
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def _settings_of_board(run: RunRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key in BOARD_SETTINGS:
+def _settings_of_table(run: RunRecord) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for key in TABLE_SETTINGS:
         if run.options.get(key) is not None:
-            found[key] = run.options[key]
+            settings[key] = run.options[key]
     if run.names[0] == "folder":  # the user's own images: another folder holds other images
-        found["data.root"] = dict(run.config.get("data") or {}).get("root")
-    return found
+        settings["data.root"] = dict(run.config.get("data") or {}).get("root")
+    return settings
 
 
-def _board_key(run: RunRecord) -> list[Any]:
-    return [run.names, _settings_of_board(run)]
+def _table_key(run: RunRecord) -> list[Any]:
+    return [run.names, _settings_of_table(run)]
 
 
 def _row_key(run: RunRecord) -> list[Any]:
@@ -355,7 +355,7 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     for run in runs:
         if partition_seed(run) != run.seed:
             fixed.add(partition_seed(run))
-    found: dict[str, list[RunRecord]] = {}
+    runs_by_partition: dict[str, list[RunRecord]] = {}
     for run in runs:
         number = partition_seed(run)
         follows = number == run.seed and number not in fixed
@@ -363,8 +363,8 @@ def _by_partition(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
         if not follows:
             samples = combined_hash(run.facts.splits) if run.facts.splits else ""
             key = f"{number} {samples}"
-        found.setdefault(key, []).append(run)
-    return list(found.values())
+        runs_by_partition.setdefault(key, []).append(run)
+    return list(runs_by_partition.values())
 
 
 def _row(members: Sequence[RunRecord]) -> ScoreRow[RunRecord]:
@@ -382,8 +382,8 @@ def _row(members: Sequence[RunRecord]) -> ScoreRow[RunRecord]:
     return ScoreRow("", list(by_seed.values()), duplicates, contradictions, bound=members[0].bound)
 
 
-def _new_board(run: RunRecord) -> Board:
-    return Board(*run.names)
+def _new_table(run: RunRecord) -> ScoreTable:
+    return ScoreTable(*run.names)
 
 
 def _option_name(run: RunRecord) -> str:
@@ -398,7 +398,7 @@ def _text(key: Any) -> str:
 
 
 def _label(rows: Sequence[ScoreRow[RunRecord]], name: Callable[[RunRecord], str]) -> None:
-    """Give every row its marks, and a label that no other row of the board has."""
+    """Give every row its marks, and a label that no other row of the table has."""
     for row in rows:
         row.marks = _marks(row, rows)
     by_method: dict[str, list[ScoreRow[RunRecord]]] = {}
@@ -446,7 +446,7 @@ def rename(rows: Sequence[ScoreRow[RunRecord]], labels: Sequence[str]) -> None:
 
 
 def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    labels: list[str] = []
     for row in rows:
         parts = [method]
         for key in keys:
@@ -454,17 +454,17 @@ def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str
         label = ", ".join(parts)
         if row.marks:
             label += f" ({', '.join(row.marks)})"
-        found.append(label)
-    return found
+        labels.append(label)
+    return labels
 
 
 def _marks(row: ScoreRow[RunRecord], rows: Sequence[ScoreRow[RunRecord]]) -> tuple[str, ...]:
     """Return that ``row`` is a bound or was attacked, and its differences from most rows: code, rounds, seeds."""
-    found: list[str] = []
+    marks: list[str] = []
     if row.runs[0].attack:
-        found.append(f"under attack: {row.runs[0].attack}")
+        marks.append(f"under attack: {row.runs[0].attack}")
     if row.bound:
-        found.append(f"{row.bound} bound")
+        marks.append(f"{row.bound} bound")
     codes: Counter[tuple[str, str]] = Counter()
     rounds: Counter[int] = Counter()
     seeds: Counter[tuple[int, ...]] = Counter()
@@ -473,19 +473,19 @@ def _marks(row: ScoreRow[RunRecord], rows: Sequence[ScoreRow[RunRecord]]) -> tup
         rounds[other.rounds] += 1
         seeds[tuple(other.seeds)] += 1
     if _has_rare_code(row, codes):
-        found.append(f"code {row.code}")
+        marks.append(f"code {row.code}")
     if row.scored_images:
-        found.append(f"scored on {' and '.join(map(str, row.scored_images))} images")
+        marks.append(f"scored on {' and '.join(map(str, row.scored_images))} images")
     if row.early_stops:
-        found.append(f"stopped early after round {', '.join(map(str, row.early_stops))}")
+        marks.append(f"stopped early after round {', '.join(map(str, row.early_stops))}")
     elif row.rounds != rounds.most_common(1)[0][0]:
-        found.append(f"{row.rounds} rounds")
+        marks.append(f"{row.rounds} rounds")
     if tuple(row.seeds) != seeds.most_common(1)[0][0]:
         word = "seed"
         if len(row.seeds) > 1:
             word = "seeds"
-        found.append(f"{word} {','.join(map(str, row.seeds))}")
-    return tuple(found)
+        marks.append(f"{word} {','.join(map(str, row.seeds))}")
+    return tuple(marks)
 
 
 def _has_rare_code(row: ScoreRow[RunRecord], codes: Counter[tuple[str, str]]) -> bool:
@@ -502,21 +502,21 @@ def _has_rare_code(row: ScoreRow[RunRecord], codes: Counter[tuple[str, str]]) ->
     return False
 
 
-def _tell_boards_apart(boards: Sequence[Board], settings: Sequence[dict[str, Any]]) -> None:
-    """Name the settings that tell boards of the same data, protocol and model apart."""
-    by_title: dict[str, list[tuple[Board, dict[str, Any]]]] = {}
-    for board, found in zip(boards, settings, strict=True):
-        by_title.setdefault(board.title, []).append((board, found))
+def _tell_tables_apart(tables: Sequence[ScoreTable], settings: Sequence[dict[str, Any]]) -> None:
+    """Name the settings that tell tables of the same data, protocol and model apart."""
+    by_title: dict[str, list[tuple[ScoreTable, dict[str, Any]]]] = {}
+    for table, values_by_key in zip(tables, settings, strict=True):
+        by_title.setdefault(table.title, []).append((table, values_by_key))
     for same in by_title.values():
         if len(same) < 2:
             continue
         values: dict[str, set[str]] = {}
-        for _, found in same:
-            for key in found:
+        for _, values_by_key in same:
+            for key in values_by_key:
                 values[key] = set()
         for key in values:
-            for _, found in same:
-                values[key].add(_text(found.get(key)))
+            for _, values_by_key in same:
+                values[key].add(_text(values_by_key.get(key)))
         differing = sorted(key for key in values if len(values[key]) > 1)
-        for board, found in same:
-            board.remark = ", ".join(setting_text(key, found.get(key)) for key in differing)
+        for table, values_by_key in same:
+            table.remark = ", ".join(setting_text(key, values_by_key.get(key)) for key in differing)

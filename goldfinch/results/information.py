@@ -76,7 +76,7 @@ class Embedding(nn.Module):
         self.bent = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), last)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See the class."""
+        """Return the embedding ``[N, H]`` of rows ``[N, D]``."""
         return self.linear(rows) + self.bent(rows)
 
 
@@ -112,16 +112,16 @@ def mutual_information(x: Tensor, y: Tensor, *, seed: int = 0, steps: int = 150,
         used = order[(places != fold) & (places != (fold + 1) % FOLDS)]
         with initialised(seed, "critic", fold):
             critic = Critic(x.shape[1], y.shape[1])
-        best, found = 0.0, 0.0  # the bound without a critic
+        best, held_bound = 0.0, 0.0  # the bound without a critic
         optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3, weight_decay=1e-4)
         for step in range(steps):
             if step % 10 == 0 and (bound := _bound(critic, x[choosing], y[choosing])) > best:
-                best, found = bound, _bound(critic, x[held], y[held])
+                best, held_bound = bound, _bound(critic, x[held], y[held])
             rows = used[torch.randperm(len(used), generator=draws)[:batch]]
             optimizer.zero_grad(set_to_none=True)
             (-donsker_varadhan(critic(x[rows], y[rows]))).backward()
             optimizer.step()
-        values.append(found)
+        values.append(held_bound)
     folds = torch.tensor(values, dtype=torch.float64)
     return Information(float(folds.mean()), float(folds.std()), len(x))
 

@@ -245,10 +245,10 @@ class ScoreRow(Generic[AnyRun]):
     @property
     def unseen(self) -> set[str]:
         """The scored domains of which no client of a run held training samples."""
-        found: set[str] = set()
+        domains: set[str] = set()
         for run in self.runs:
-            found.update(run.unseen)
-        return found
+            domains.update(run.unseen)
+        return domains
 
     @property
     def scored_images(self) -> list[int]:
@@ -296,14 +296,14 @@ class ScoreRow(Generic[AnyRun]):
         Returns:
             Only seeds and studies with a score.
         """
-        found: dict[int, float] = {}
+        scores: dict[int, float] = {}
         for run in self.runs:
             value = None
             if rule in run.rules:
                 value = _cell(run.rules[rule], column)
             if value is not None:
-                found[run.seed] = value
-        return found
+                scores[run.seed] = value
+        return scores
 
     def value(self, column: ScoreColumn = "average", rule: str = "final") -> Value | None:
         """Return mean and deviation of :meth:`scores`; ``None`` if no run has one. See :meth:`partial`."""
@@ -481,7 +481,7 @@ def sign_of(row: ScoreRow[Any], column: ScoreColumn) -> int:
 def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, rule: str) -> bool:
     """Return whether the interval of the difference of two whole rows is on the better side of 0."""
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
-    if conditions[0] != conditions[1] or len(row.seeds) < 2 or other_code(row, other):
+    if conditions[0] != conditions[1] or len(row.seeds) < 2 or ran_other_code(row, other):
         return False
     difference = row.minus(other, column, rule)
     if difference is None or difference.low is None or difference.high is None:
@@ -489,7 +489,7 @@ def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, ru
     return sign_of(row, column) * difference.low > 0 and sign_of(row, column) * difference.high > 0
 
 
-def other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
+def ran_other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
     """Return whether two rows ran different versions of a package; a package of one of them alone is none."""
     for run, beside in itertools.product(row.runs, other.runs):
         for name, digest in run.code_by_package.items():
@@ -504,36 +504,36 @@ def other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
 def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return what a reader has to know before comparing the rows of a table, one sentence each.
 
-    It names settings, code and processors in which they differ, rows at chance, and rows that are identical.
+    The notes name settings, code and processors in which rows differ, rows at chance, and rows that are identical.
     """
     present = [row for row in rows if row.runs]
-    found: list[str] = []
+    notes: list[str] = []
     differences = setting_differences(_settings_by_label(present))
     if differences:
-        found.append(differences_note(differences))
-    found += _code_note(present)
+        notes.append(differences_note(differences))
+    notes += _code_note(present)
     processors: dict[str, list[str]] = {}
     for row in present:
         for processor in row.processors:
             processors.setdefault(processor or "not recorded", []).append(row.label)
     if len(processors) > 1:
         kinds = "; ".join(f"{processor}: {named(labels, len(rows))}" for processor, labels in processors.items())
-        found.append(f"Rows were computed on different processors, which moves scores (docs/faq.md): {kinds}.")
+        notes.append(f"Rows were computed on different processors, which moves scores (docs/faq.md): {kinds}.")
     chances: dict[str, list[str]] = {}
     for row in present:
         if row.chance:
             chances.setdefault(row.chance.removeprefix("at chance"), []).append(row.label)
     if chances:
         texts = [named(labels, len(rows)) + seeds for seeds, labels in chances.items()]
-        found.append(f"At chance, not clearly better than one class for every image: {'; '.join(texts)}.")
+        notes.append(f"At chance, not clearly better than one class for every image: {'; '.join(texts)}.")
     for labels in identical_rows(present):
-        found.append(f"Identical: {', '.join(labels)} ended in the same state with every seed; they differ by 0.")
-    return found
+        notes.append(f"Identical: {', '.join(labels)} ended in the same state with every seed; they differ by 0.")
+    return notes
 
 
 def _code_note(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return the note on rows that were run by different code, if there are any."""
-    if not any(other_code(*pair) for pair in itertools.combinations_with_replacement(rows, 2)):
+    if not any(ran_other_code(*pair) for pair in itertools.combinations_with_replacement(rows, 2)):
         return []
     codes: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -545,25 +545,25 @@ def _code_note(rows: Sequence[ScoreRow[Any]]) -> list[str]:
 
 def identical_rows(rows: Sequence[ScoreRow[Any]]) -> list[list[str]]:
     """Return the labels of rows that are identical to each other, each set of them once."""
-    found: list[list[str]] = []
+    sets: list[list[str]] = []
     seen: list[ScoreRow[Any]] = []
     for row in rows:
         same = [other.label for other in rows if other is row or other.is_identical_to(row)]
         if len(same) > 1 and not any(row.is_identical_to(other) for other in seen):
-            found.append(same)
+            sets.append(same)
         seen.append(row)
-    return found
+    return sets
 
 
 def _settings_by_label(rows: Sequence[ScoreRow[Any]]) -> dict[str, dict[str, Any]]:
     """Return the settings of each row, with the seed of its partition unless a row has a partition for every seed."""
     own_partitions = any(row.partition_follows_seed for row in rows)
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for row in rows:
-        found[row.label] = {key: value for key, value in row.runs[0].options.items() if key != PARTITION_SEED}
+        settings[row.label] = {key: value for key, value in row.runs[0].options.items() if key != PARTITION_SEED}
         if PARTITION_SEED in row.runs[0].options and not own_partitions:
-            found[row.label][PARTITION_SEED] = partition_seed(row.runs[0])
-    return found
+            settings[row.label][PARTITION_SEED] = partition_seed(row.runs[0])
+    return settings
 
 
 Differences = Mapping[str, Mapping[str, Sequence[str]]]
@@ -586,7 +586,7 @@ def setting_differences(options: Mapping[str, Mapping[str, Any]]) -> Differences
     keys: dict[str, None] = {}
     for each in options.values():
         keys |= dict.fromkeys(each)
-    found: dict[str, dict[str, list[str]]] = {}
+    differences: dict[str, dict[str, list[str]]] = {}
     for key in sorted(keys):
         if key == METHOD:
             continue
@@ -600,8 +600,8 @@ def setting_differences(options: Mapping[str, Mapping[str, Any]]) -> Differences
         values: dict[str, list[str]] = {}
         for label in holders:
             values.setdefault(setting_text(key, options[label].get(key)).partition("=")[2], []).append(label)
-        found[key] = values
-    return dict(sorted(found.items(), key=lambda entry: _place(*entry)))
+        differences[key] = values
+    return dict(sorted(differences.items(), key=lambda entry: _place(*entry)))
 
 
 def _is_in_the_labels(key: str, holders: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> bool:

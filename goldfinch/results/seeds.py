@@ -73,10 +73,10 @@ def by_round(curves: Sequence[Mapping[int, float]]) -> dict[int, Value]:
     numbers: set[int] = set()
     for points in curves:
         numbers.update(points)
-    found: dict[int, Value] = {}
+    means: dict[int, Value] = {}
     for number in sorted(numbers):
         values = [points[number] for points in curves if number in points]
         mean = Value.of(values)
         if mean is not None and len(values) == len(curves):
-            found[number] = mean
-    return found
+            means[number] = mean
+    return means

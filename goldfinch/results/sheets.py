@@ -122,7 +122,7 @@ class Sheet:
 
     def _formatted(self, of_text: Any, bold: str) -> list[list[str]]:
         """Return the rows with every text passed through ``of_text`` and those in bold through the format ``bold``."""
-        found: list[list[str]] = []
+        formatted: list[list[str]] = []
         for number, row in enumerate(self.rows):
             texts: list[str] = []
             for place, cell in enumerate(row):
@@ -130,8 +130,8 @@ class Sheet:
                 if (number, place) in self.strong:
                     text = bold.format(text)
                 texts.append(text)
-            found.append(texts)
-        return found
+            formatted.append(texts)
+        return formatted
 
     def show(self) -> None:
         """Print the table at its full width, so that no cell is cut; the terminal may wrap its lines."""

@@ -102,19 +102,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
     most 1. The family-wise error is at most alpha if those below alpha are called significant.
     """
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    found = [0.0] * len(p_values)
+    corrected = [0.0] * len(p_values)
     largest = 0.0
     for position, index in enumerate(order):
         scaled = (len(p_values) - position) * p_values[index]
         largest = max(largest, min(1.0, scaled))
-        found[index] = largest
-    return found
+        corrected[index] = largest
+    return corrected
 
 
 def ranks(scores: Sequence[float]) -> list[int]:
     """Return the rank of each score, 1 for the highest. Scores that are equal in two digits share their first rank."""
     shown = [round(score, 2) for score in scores]
-    return [1 + sum(other > score for other in shown) for score in shown]
+    places: list[int] = []
+    for score in shown:
+        higher = [other for other in shown if other > score]
+        places.append(1 + len(higher))
+    return places
 
 
 def verdict_on(difference: Difference, p: float | None) -> str:

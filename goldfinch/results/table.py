@@ -1,4 +1,7 @@
-"""``goldfinch table``: the scores of runs side by side, printed or in a file."""
+"""``goldfinch table``: the scores of runs side by side, printed or in a file.
+
+The cells are made in :mod:`goldfinch.results.frames`, and the mean with its deviation in :mod:`goldfinch.results.seeds`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from common.text import printable, shell_line
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.classes import class_frame, class_sheet, required_class_tables
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
-from goldfinch.results.groups import Board, exported_run, group_runs, rename
+from goldfinch.results.groups import ScoreTable, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import MANY_ROWS
+from goldfinch.results.rows import MANY_ROWS, ScoreRow
 from goldfinch.results.sheets import pandas_library
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ FORMATS = ("rich", "md", "latex", "csv", "json")
 """What ``goldfinch table --format`` takes. ``rich`` is the terminal's table."""
 
 
-def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequence[str] = ()) -> list[Board]:
+def scored_tables(folders: Sequence[str], metric: str = "accuracy", labels: Sequence[str] = ()) -> list[ScoreTable]:
     """Return the tables of the scored runs in and below ``folders``.
 
     Args:
@@ -40,7 +43,7 @@ def scored_boards(folders: Sequence[str], metric: str = "accuracy", labels: Sequ
         ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
     runs = find_runs(folders)
-    return boards_of(runs, metric, labels, unfinished=unfinished_runs(folders, runs), option="--metric")
+    return tables_of(runs, metric, labels, unfinished=unfinished_runs(folders, runs), option="--metric")
 
 
 def unfinished_runs(folders: Sequence[str], ended: Sequence[RunRecord]) -> list[RunRecord]:
@@ -49,21 +52,21 @@ def unfinished_runs(folders: Sequence[str], ended: Sequence[RunRecord]) -> list[
     return [run for run in find_runs(folders, finished=False) if run.folder.resolve() not in known]
 
 
-def boards_of(
+def tables_of(
     runs: Sequence[RunRecord],
     metric: str,
     labels: Sequence[str] = (),
     *,
     unfinished: Sequence[RunRecord] = (),
     option: str = "metric",
-) -> list[Board]:
+) -> list[ScoreTable]:
     """Return the tables of the runs that were scored.
 
     Args:
         runs: the runs.
         metric: the metric of the scores.
         labels: other labels of rows; see :func:`goldfinch.results.groups.rename`.
-        unfinished: further runs, which have not ended. They are in no row, and a note names them.
+        unfinished: further runs, which have not ended. A note names them; no row holds them.
         option: how the user named the metric, for messages.
 
     Raises:
@@ -75,10 +78,12 @@ def boards_of(
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
     check_metric(metric, scored, option)
     left_out = [*unfinished, *[run for run in runs if not run.scored]]
-    boards = group_runs(scored, left_out=left_out)
-    rows = [row for board in boards for row in board.rows]
+    tables = group_runs(scored, left_out=left_out)
+    rows: list[ScoreRow[RunRecord]] = []
+    for table in tables:
+        rows += table.rows
     rename(rows, labels)
-    return boards
+    return tables
 
 
 def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
@@ -101,19 +106,19 @@ def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
         _ = run.measure  # raises if the run lacks it
 
 
-def check_columns(columns: Sequence[str], boards: Sequence[Board], rule: str, form: str) -> None:
+def check_columns(columns: Sequence[str], tables: Sequence[ScoreTable], rule: str, form: str) -> None:
     """Check the columns that ``--columns`` names.
 
     Args:
         columns: their names; none of them is right, too.
-        boards: the tables.
+        tables: the tables.
         rule: how runs are scored.
         form: one of :data:`FORMATS`.
 
     Raises:
         ConfigError: no table has a column, a column is there twice, or the format holds all of them.
     """
-    known = column_names(boards, rule)
+    known = column_names(tables, rule)
     for place, name in enumerate(columns):
         if name not in known:
             raise ConfigError(f"--columns {name}: no such column; {nearest(name, known)}")
@@ -149,46 +154,46 @@ def show_table(
     Raises:
         ConfigError: there is nothing to show, a column is unknown, or the file cannot be written.
     """
-    boards = scored_boards(folders, metric, labels)
-    check_columns(columns, boards, rule, form)
+    tables = scored_tables(folders, metric, labels)
+    check_columns(columns, tables, rule, form)
     if form == "csv":  # which has no notes
-        for board in boards:
-            for note in board.left_out_notes():
+        for table in tables:
+            for note in table.left_out_notes():
                 print(note, file=sys.stderr)
     if form != "rich" or output is not None:
-        _write(table_text(boards, rule, form, columns), output)
+        _write(table_text(tables, rule, form, columns), output)
         return
-    for board in boards:
-        score_sheet(board, rule, columns=columns).show()
-        run = exported_run(board.rows, rule)
+    for table in tables:
+        score_sheet(table, rule, columns=columns).show()
+        run = exported_run(table.rows, rule)
         if run is not None:
             print(f"export its model: {export_command(run)}\n")
-    if sum(len(board.rows) for board in boards) > MANY_ROWS:
+    if sum(len(table.rows) for table in tables) > MANY_ROWS:
         for folder in folders:
-            print(smaller_tables(Path(folder), boards), end="")
+            print(smaller_tables(Path(folder), tables), end="")
 
 
-def table_text(boards: Sequence[Board], rule: str, form: str, columns: Sequence[str] = ()) -> str:
-    """Return the tables of ``boards`` in a format; a file has no colours, so ``rich`` is Markdown.
+def table_text(tables: Sequence[ScoreTable], rule: str, form: str, columns: Sequence[str] = ()) -> str:
+    """Return the tables of ``tables`` in a format; a file has no colours, so ``rich`` is Markdown.
 
     Args:
-        boards: the tables.
+        tables: the tables.
         rule: how runs are scored.
         form: one of :data:`FORMATS`.
         columns: the columns to show in Markdown and LaTeX; none of them shows all.
     """
     pandas = pandas_library()
     if form == "csv":
-        frames = [score_frame(board, rule)[list(NUMBERS)] for board in boards]
+        frames = [score_frame(table, rule)[list(NUMBERS)] for table in tables]
         return csv_text(pandas.concat(frames))
     if form == "json":
-        tables = [json_table(board, rule) for board in boards]
-        return json.dumps({"rule": rule, "tables": tables}, indent=2) + "\n"
+        contents = [json_table(table, rule) for table in tables]
+        return json.dumps({"rule": rule, "tables": contents}, indent=2) + "\n"
     texts: list[str] = []
-    for board in boards:
-        sheet = score_sheet(board, rule, spread=form == "latex", columns=columns)
+    for table in tables:
+        sheet = score_sheet(table, rule, spread=form == "latex", columns=columns)
         if form != "latex":
-            sheet = replace(sheet, notes=[*sheet.notes, f"Code: {', '.join(board.codes)}."])
+            sheet = replace(sheet, notes=[*sheet.notes, f"Code: {', '.join(table.codes)}."])
         texts.append(sheet.written(form))
     return "\n\n".join(texts) + "\n"
 
@@ -219,17 +224,17 @@ def _write(text: str, output: Path | None) -> None:
     print(f"wrote {output}")
 
 
-def smaller_tables(folder: Path, boards: Sequence[Board]) -> str:
+def smaller_tables(folder: Path, tables: Sequence[ScoreTable]) -> str:
     """Return a text that names the folders directly in ``folder`` which hold several of the runs; else an empty one.
 
     Args:
         folder: a folder with runs below it.
-        boards: the tables that were shown.
+        tables: the tables that were shown.
     """
     place = folder.resolve()
     counts: Counter[str] = Counter()
-    for board in boards:
-        for run in board.runs:
+    for table in tables:
+        for run in table.runs:
             below = run.folder.resolve()
             if place in below.parents:
                 counts[below.relative_to(place).parts[0]] += 1
@@ -258,7 +263,7 @@ def show_classes(folders: Sequence[str], rule: str, form: str, output: Path | No
     Raises:
         ConfigError: there is nothing to show, or the file cannot be written.
     """
-    tables = required_class_tables(scored_boards(folders, labels=labels), rule)
+    tables = required_class_tables(scored_tables(folders, labels=labels), rule)
     if form in ("csv", "json"):
         frame = class_frame(tables)
         text = csv_text(frame)

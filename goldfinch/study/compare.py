@@ -78,7 +78,7 @@ class CompareRequest:
 
     @property
     def remedy(self) -> str:
-        """The two commands of which one is wanted if the storage holds another comparison."""
+        """Two commands to choose from if the storage holds another comparison."""
         database, other_database = [], []
         if self.storage:  # its URL can hold a password
             database, other_database = ["--storage=URL"], ["--storage=ANOTHER"]
@@ -106,10 +106,10 @@ class ComparedMethods:
     @property
     def all_notes(self) -> list[str]:
         """All notes, those of the tables first."""
-        found: list[str] = []
+        all_notes: list[str] = []
         for table in self.tables:
-            found += notes(table)
-        return [*found, *self.notes]
+            all_notes += notes(table)
+        return [*all_notes, *self.notes]
 
 
 def compare(request: CompareRequest, jobs: int = 1, console: Console | None = None) -> ComparedMethods:
@@ -147,30 +147,30 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         if jobs > 1:
             _in_processes(request, jobs, entrants[0].settings.train.threads, say)
         do_all(shared, say)
-        found: list[StudyRun] = []
+        study_runs: list[StudyRun] = []
         remarks = [f"{name} is left out: {reason}." for name, reason in left_out.items()]
         for each in shared:
             runs, problems = result_of(each)
-            found += runs
+            study_runs += runs
             remarks += [f"{each.study.name}: {problem}." for problem in problems]
     remarks += settings_notes(entrants)
-    tables = rank_methods(found)
-    write_text(request.output / RUNS, runs_csv(found))
+    tables = rank_methods(study_runs)
+    write_text(request.output / RUNS, runs_csv(study_runs))
     text = page(request, entrants[0], tables, remarks)
     write_text(request.output / PAGE, text)
     say(text)
     found_by_one = tuned_command(studies[0].folder / "best.yaml")
     say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {found_by_one}")
-    return ComparedMethods(found, tables, remarks, request.output)
+    return ComparedMethods(study_runs, tables, remarks, request.output)
 
 
 def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[TuningStudy]:
     """Return the studies of all methods in all cases."""
-    found: list[TuningStudy] = []
+    studies: list[TuningStudy] = []
     for entrant in entrants:
         for number in range(request.rules.studies):
-            found.append(TuningStudy(entrant, number, request.rules, request.output, request.overwrite))
-    return found
+            studies.append(TuningStudy(entrant, number, request.rules, request.output, request.overwrite))
+    return studies
 
 
 def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[SharedStudy]:
@@ -223,7 +223,7 @@ def final_tasks(shared: SharedStudy) -> list[Task]:
 def next_final_run(shared: SharedStudy, say: Say) -> bool:
     """Do a final run that no process has done or does, and return whether there was one.
 
-    Its line of ``runs.csv`` is kept in the storage, or the reason why it failed.
+    The storage keeps the line of the run in ``runs.csv``, or the reason why the run failed.
     """
     best = best_trial(shared.trials)
     if best is None or not shared.searched:
@@ -256,7 +256,7 @@ def next_final_run(shared: SharedStudy, say: Say) -> bool:
 
 def settings_notes(entrants: Sequence[Entrant]) -> list[str]:
     """Return the notes on settings that are fixed, and in which the methods differ; one for each kind of score."""
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for case in dict.fromkeys(entrant.case for entrant in entrants):
         options: dict[str, dict[str, Any]] = {}
         for entrant in entrants:
@@ -265,8 +265,8 @@ def settings_notes(entrants: Sequence[Entrant]) -> list[str]:
                 options[entrant.method] = {key: settings[key] for key in settings if key not in entrant.space}
         differences = setting_differences(options)
         if differences:
-            found[differences_note(differences)] = None
-    return list(found)
+            notes[differences_note(differences)] = None
+    return list(notes)
 
 
 def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
@@ -276,7 +276,7 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
         The runs, and what failed: why the study has no result, or why final runs have none.
     """
     study = shared.study
-    found: list[StudyRun] = []
+    runs: list[StudyRun] = []
     for trial in finished_trials(shared.trials):
         seconds = 0.0
         if trial.duration is not None:
@@ -284,14 +284,14 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
         score = trial.value or 0.0
         if trial.state.name == "PRUNED":
             score = trial.intermediate_values[max(trial.intermediate_values)]
-        found.append(
+        runs.append(
             StudyRun(
                 board_of(study),
                 study.entrant.method,
                 study.entrant.case,
                 study.number,
                 "trial",
-                len(found),
+                len(runs),
                 state_of(trial),
                 score,
                 int(trial.user_attrs["rounds"]),
@@ -303,17 +303,17 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
         )
     best = best_trial(shared.trials)
     if best is None:
-        return found, ["it has no result: no trial ended with a score"]
+        return runs, ["it has no result: no trial ended with a score"]
     write_best(study, shared.trials, best)
     problems: list[str] = []
     final = entries(shared.finals, final_tasks(shared), shared.again)
     for index in sorted(final):
         attributes = final[index].user_attrs
         if "run" in attributes:
-            found.append(StudyRun(**attributes["run"]))
+            runs.append(StudyRun(**attributes["run"]))
         else:
             problems.append(f"its final run with seed {attributes['seed']} failed: {attributes['problem']}")
-    return found, problems
+    return runs, problems
 
 
 def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecord) -> StudyRun:

@@ -146,13 +146,16 @@ def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
     Args:
         runs: the runs of one board.
     """
-    found: list[Ranking] = []
+    rankings: list[Ranking] = []
     for kind in TITLES:
         chosen = [run for run in runs if (run.case == IN_DOMAIN) == (kind == IN_DOMAIN)]
         if chosen:
-            found.append(_ranking(kind, chosen))
-    correct_together([row for table in found for row in table.rows])
-    return found
+            rankings.append(_ranking(kind, chosen))
+    rows: list[ScoreRow[KnownRun]] = []
+    for ranking in rankings:
+        rows += ranking.rows
+    correct_together(rows)
+    return rankings
 
 
 def correct_together(rows: Sequence[ScoreRow[KnownRun]]) -> None:
@@ -172,16 +175,16 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     expected: dict[tuple[str, int], int] = {}
-    for found in by_method.values():
-        for key, count in _final_runs(found).items():
+    for method_runs in by_method.values():
+        for key, count in _final_runs(method_runs).items():
             expected[key] = max(count, expected.get(key, 0))
     rows: list[ScoreRow[KnownRun]] = []
     trials: dict[str, int] = {}
     hours: dict[str, float] = {}
-    for method, found in by_method.items():
-        rows.append(_row(method, found, expected))
-        trials[method] = sum(run.kind == "trial" for run in found)
-        hours[method] = sum(run.seconds for run in found) / 3600
+    for method, method_runs in by_method.items():
+        rows.append(_row(method, method_runs, expected))
+        trials[method] = sum(run.kind == "trial" for run in method_runs)
+        hours[method] = sum(run.seconds for run in method_runs) / 3600
     ranked = [row for row in rows if is_ranked(row)]
     means = [statistics.fmean(row.scores().values()) for row in ranked]
     for row, rank in zip(ranked, ranks(means), strict=True):
@@ -206,11 +209,11 @@ def _base(rows: Sequence[ScoreRow[KnownRun]]) -> ScoreRow[KnownRun]:
 
 def _final_runs(runs: Sequence[StudyRun]) -> dict[tuple[str, int], int]:
     """Return the number of final runs of each case and study."""
-    found: dict[tuple[str, int], int] = {}
+    counts: dict[tuple[str, int], int] = {}
     for run in runs:
         if run.kind == "final":
-            found[run.case, run.study] = found.get((run.case, run.study), 0) + 1
-    return found
+            counts[run.case, run.study] = counts.get((run.case, run.study), 0) + 1
+    return counts
 
 
 def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], int]) -> ScoreRow[KnownRun]:
@@ -231,8 +234,9 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
 def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
     """Return what a study came to as one run.
 
-    Its score is the mean over its final runs, and then over the domains that were left out in turn. Its lowest accuracy
-    of a domain is that of each seed, and then the mean over seeds. It is at chance if one of its final runs is.
+    The score is the mean over the study's final runs, and then over the domains that were left out in turn. The lowest
+    accuracy of a domain is taken for each seed, and then the mean over seeds. A study is at chance if one of its final
+    runs is.
 
     Args:
         number: the study's number.
@@ -298,7 +302,7 @@ VERDICTS = {
 
 
 def ranked_table(ranking: Ranking) -> str:
-    """Return a table in Markdown with its notes. Its columns are aligned, so that it can be read in a terminal."""
+    """Return a table in Markdown with its notes. Aligned columns let a reader read the table in a terminal."""
     lines = [[head.replace("BASE", ranking.base) for head in HEADS]]
     for row in ranking.rows:
         lines.append(_cells(ranking, row))
@@ -329,22 +333,22 @@ def _cells(ranking: Ranking, row: ScoreRow[KnownRun]) -> list[str]:
 
 def notes(ranking: Ranking) -> list[str]:
     """Return the notes below a table, one sentence each."""
-    found: list[str] = []
+    sentences: list[str] = []
     by_verdict: dict[str, list[str]] = {}
     for row in ranking.rows:
         by_verdict.setdefault(row.verdict.partition(" (")[0], []).append(row.label)
     for verdict, text in VERDICTS.items():
         if verdict in by_verdict:
-            found.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
+            sentences.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
     if "not tested" in by_verdict:
-        found.append("Not tested: an interval needs two studies or more (--studies) that differ.")
+        sentences.append("Not tested: an interval needs two studies or more (--studies) that differ.")
     bounds = [row.label for row in ranking.rows if row.bound]
     if bounds:
-        found.append(f"{', '.join(bounds)}: {BOUNDS}.")
+        sentences.append(f"{', '.join(bounds)}: {BOUNDS}.")
     if any(row.personal for row in ranking.rows):
-        found.append("* each client is scored with a model of its own; these rows have no rank.")
+        sentences.append("* each client is scored with a model of its own; these rows have no rank.")
     for row in ranking.rows:
         if row.absent:
             lacks = "; ".join(f"{what}: {reason}" for what, reason in row.absent.items())
-            found.append(f"† {row.label} is incomplete and has no rank: {lacks}.")
-    return [*found, *notes_on(ranking.rows)]
+            sentences.append(f"† {row.label} is incomplete and has no rank: {lacks}.")
+    return [*sentences, *notes_on(ranking.rows)]

@@ -1,7 +1,7 @@
 """The rules of a comparison: what all methods share, what is searched and how long, and what is scored.
 
-docs/fair-comparison.md explains them. They take model selection from DomainBed (Gulrajani and Lopez-Paz, ICLR 2021) and
-repeated tuning from AlgoPerf (Dahl et al., 2023).
+docs/fair-comparison.md explains the rules. Model selection follows DomainBed (Gulrajani and Lopez-Paz, ICLR 2021), and
+repeated tuning follows AlgoPerf (Dahl et al., 2023).
 """
 
 from __future__ import annotations
@@ -97,21 +97,21 @@ def entrants_of(methods: Sequence[str], overrides: Sequence[str], rules: Rules) 
     """
     names = chosen_methods(methods)
     _check_overrides(overrides, names)
-    found: list[Entrant] = []
+    entrants: list[Entrant] = []
     left_out: dict[str, str] = {}
     for name in names:
         try:
             for case in _cases(name, overrides, rules):
                 entrant = _entrant(name, case, overrides, rules)
-                _check_shared(entrant, found)
-                found.append(entrant)
+                _check_shared(entrant, entrants)
+                entrants.append(entrant)
         except ConfigError as error:
             if list(methods) != ["*"]:
                 raise ConfigError(f"{name}: {error}") from error
             left_out[name] = str(error)
-    if not found:
+    if not entrants:
         raise ConfigError(f"no method is left to compare; {next(iter(left_out.values()))}")
-    return found, left_out
+    return entrants, left_out
 
 
 def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
@@ -134,9 +134,9 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
     Raises:
         ConfigError: domains are to be left out, and the protocol is not one client per domain.
     """
-    found: list[str] = []
+    cases: list[str] = []
     if IN_DOMAIN in rules.scores:
-        found.append(IN_DOMAIN)
+        cases.append(IN_DOMAIN)
     if LEAVE_ONE_OUT in rules.scores:
         settings = settings_of(compose_config(_compose(method, IN_DOMAIN, overrides, rules)[0]))
         protocol = settings.choices["protocol"]
@@ -146,8 +146,8 @@ def _cases(method: str, overrides: Sequence[str], rules: Rules) -> list[str]:
                 f"protocol={protocol} has its own clients: take --scores in_domain"
             )
         for domain in settings.data.domains:
-            found.append(f"{LEFT_OUT}{domain}")
-    return found
+            cases.append(f"{LEFT_OUT}{domain}")
+    return cases
 
 
 def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> tuple[list[str], str]:
@@ -165,7 +165,7 @@ def _compose(method: str, case: str, overrides: Sequence[str], rules: Rules) -> 
 
 
 def _entrant(method: str, case: str, overrides: Sequence[str], rules: Rules) -> Entrant:
-    """Return one method in one case. Its first trial has the printed values for the data set, if there are any.
+    """Return one method in one case. The first trial has the printed values for the data set, if there are any.
 
     Raises:
         ConfigError: the method cannot be run or searched with these settings.
@@ -244,11 +244,11 @@ def shared_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         raw: a run's settings, nested as in ``conf/``.
     """
-    found: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     for key, value in result_settings(raw, ("seed",)).items():
         if not key.startswith("method.") and key != RATE:
-            found[key] = value
-    return found
+            shared[key] = value
+    return shared
 
 
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ class TuningStudy:
 
     @property
     def name(self) -> str:
-        """Its name in the storage."""
+        """The name of the study in the storage."""
         return f"{self.entrant.method}/{self.entrant.case}/{self.number}"
 
     @property
@@ -98,9 +98,9 @@ class TuningStudy:
         settings = self.entrant.settings
         space = {name: list(each) for name, each in self.entrant.space.items()}
         start = starting_values(settings, self.entrant.space)
-        found = {**result_settings(settings.raw, ("rounds.test", "seed")), "space": space, "start": start}
-        found |= {"code": settings.code, "batch": self.rules.batch}
-        return dict(json.loads(json.dumps(found, default=str)))
+        subject = {**result_settings(settings.raw, ("rounds.test", "seed")), "space": space, "start": start}
+        subject |= {"code": settings.code, "batch": self.rules.batch}
+        return dict(json.loads(json.dumps(subject, default=str)))
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,15 @@ def open_study(study: TuningStudy, storage: BaseStorage, place: str, remedy: str
 
 def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remedy: str) -> Study:
     """Return Optuna's study with a name; a new one gets the subject of the study."""
-    found = _made(name, storage)
-    known, subject = found.user_attrs.get("subject"), study.subject
+    opened = _made(name, storage)
+    known, subject = opened.user_attrs.get("subject"), study.subject
     if study.overwrite and isinstance(known, dict) and known != subject:
         with contextlib.suppress(KeyError):  # another process of the same comparison has deleted it
-            storage.delete_study(found._study_id)
-        found = _made(name, storage)
-        known = found.user_attrs.get("subject")
-    if known is None and not found.trials:
-        found.set_user_attr("subject", subject)
+            storage.delete_study(opened._study_id)
+        opened = _made(name, storage)
+        known = opened.user_attrs.get("subject")
+    if known is None and not opened.trials:
+        opened.set_user_attr("subject", subject)
     elif not isinstance(known, dict):
         raise CheckpointError(f"{place} is damaged or from another program: its study {name} has no settings")
     elif known != subject:
@@ -166,7 +166,7 @@ def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remed
         if differ == ["code"]:
             told = f"of other code{_where(study)}"
         raise ConfigError(f"{place} holds a comparison {told}. {remedy}")
-    return found
+    return opened
 
 
 def _made(name: str, storage: BaseStorage) -> Study:
@@ -200,8 +200,8 @@ def next_trial(shared: SharedStudy, say: Say) -> bool:
         shared: the study.
         say: called with a line for each trial.
     """
-    study, found = shared.study, shared.trials
-    finished = finished_trials(found)
+    study, trials = shared.study, shared.trials
+    finished = finished_trials(trials)
     begin = len(finished) - len(finished) % study.rules.batch
     numbers = range(begin, min(begin + study.rules.batch, study.budget))
 
@@ -214,7 +214,7 @@ def next_trial(shared: SharedStudy, say: Say) -> bool:
     def tell(trial: FrozenTrial) -> None:
         say(f"{study.name}: trial {_number(trial) + 1} of {study.budget}: {_outcome(trial)}")
 
-    return take(found, [{"trial": number} for number in numbers], values, work, tell)
+    return take(trials, [{"trial": number} for number in numbers], values, work, tell)
 
 
 def _drawn(study: TuningStudy, number: int, earlier: Sequence[FrozenTrial]) -> Trial:
@@ -243,8 +243,8 @@ def _drawn(study: TuningStudy, number: int, earlier: Sequence[FrozenTrial]) -> T
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
     """Return the trials that count, those that are complete or were ended early, in the order of a single process."""
-    found = [trial for trial in study.get_trials(deepcopy=False) if trial.state in DONE]
-    return sorted(found, key=_number)
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state in DONE]
+    return sorted(finished, key=_number)
 
 
 def _number(trial: FrozenTrial | Trial) -> int:
@@ -445,9 +445,9 @@ def _run_or_resume(
     run_federation(settings, InlineEngine(settings), listeners, stop)
 
 
-def write_best(study: TuningStudy, found: Study, best: FrozenTrial) -> Path:
+def write_best(study: TuningStudy, optuna_study: Study, best: FrozenTrial) -> Path:
     """Write ``best.yaml``, which ``goldfinch run tuned=`` takes, and return its path."""
-    entrant, ends = study.entrant, finished_trials(found)
+    entrant, ends = study.entrant, finished_trials(optuna_study)
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()

@@ -214,14 +214,14 @@ def entries(study: optuna.Study, tasks: Sequence[Task], again: Collection[int] =
         tasks: pieces of work.
         again: numbers of entries that do not count, since their work is to be done again.
     """
-    found: dict[int, FrozenTrial] = {}
+    entries_by_index: dict[int, FrozenTrial] = {}
     for trial in study.get_trials(deepcopy=False):
         if trial.state is TrialState.FAIL or trial.number in again:
             continue
         for index, task in enumerate(tasks):
             if task.items() <= trial.user_attrs.items():
-                found.setdefault(index, trial)
-    return found
+                entries_by_index.setdefault(index, trial)
+    return entries_by_index
 
 
 def take(

@@ -32,15 +32,15 @@ class ScalarTracker(ABC):
         return f"{self.settings.method.name} {self.settings.data.name} seed {self.settings.seed}"
 
     def __call__(self, name: str, entry: Mapping[str, Any]) -> None:
-        """See :class:`~server.run.trackers.Tracker`."""
+        """Log the numbers of an event, and keep how the run ended."""
         if name in ("start", "resume"):
             self.open(str(entry["run"]), int(entry["round"]))
             self._started = True
         if not self._started:
             return
-        found = scalars(name, entry)
-        if found:
-            self.log(found)
+        numbers = scalars(name, entry)
+        if numbers:
+            self.log(numbers)
         if name == "stopped":
             self.status = "stopped"
         elif name == "finish":
@@ -57,11 +57,11 @@ class ScalarTracker(ABC):
         """
 
     @abstractmethod
-    def log(self, found: Sequence[Scalar]) -> None:
+    def log(self, numbers: Sequence[Scalar]) -> None:
         """Log the numbers of one event.
 
         Args:
-            found: at least one number. Their rounds can differ.
+            numbers: at least one number. The rounds of the numbers can differ.
         """
 
     def log_hash(self, sha256: str) -> None:  # noqa: B027  # a library without a place for it logs no hash

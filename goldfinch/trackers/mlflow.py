@@ -35,7 +35,7 @@ class MLflow(TrackerSettings):
     experiment: str = "goldfinch"
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.run.trackers.TrackerSettings`."""
+        """Return the tracker that writes to MLflow."""
         address = self.tracking_uri or f"sqlite:///{settings.output_folder / 'mlflow.db'}"
         return [MLflowTracker(address, self.experiment, settings)]
 
@@ -57,7 +57,7 @@ class MLflowTracker(ScalarTracker):
         self.run = ""
 
     def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # MLflow needs no number of rounds
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Open MLflow's run, or go on with the one of an earlier call."""
         from mlflow import MlflowClient
 
         self.client = MlflowClient(self.address)
@@ -71,9 +71,9 @@ class MLflowTracker(ScalarTracker):
         self._log_settings()
 
     def _experiment_id(self) -> str:
-        found = self.client.get_experiment_by_name(self.experiment)
-        if found:
-            return str(found.experiment_id)
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        if experiment:
+            return str(experiment.experiment_id)
         return str(self.client.create_experiment(self.experiment))
 
     def _log_settings(self) -> None:
@@ -85,20 +85,20 @@ class MLflowTracker(ScalarTracker):
         for start in range(0, len(parameters), MAX_PARAMETERS):
             self.client.log_batch(self.run, params=parameters[start : start + MAX_PARAMETERS])
 
-    def log(self, found: Sequence[Scalar]) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+    def log(self, numbers: Sequence[Scalar]) -> None:
+        """Log the numbers as MLflow's metrics, in batches that MLflow accepts."""
         from mlflow.entities import Metric
 
         now = round(time.time() * 1000)
-        metrics = [Metric(scalar.tag, scalar.value, now, scalar.round) for scalar in found]
+        metrics = [Metric(scalar.tag, scalar.value, now, scalar.round) for scalar in numbers]
         for start in range(0, len(metrics), MAX_METRICS):
             self.client.log_batch(self.run, metrics=metrics[start : start + MAX_METRICS])
 
     def log_hash(self, sha256: str) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Set the SHA-256 of the final state as a tag of the run."""
         self.client.set_tag(self.run, "goldfinch.state_sha256", sha256)
 
     def close(self) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Close MLflow's run with the status that Goldfinch's run ended in."""
         if self.client is not None and self.run:
             self.client.set_terminated(self.run, STATUS[self.status])

@@ -65,42 +65,42 @@ def scalars(name: str, entry: Mapping[str, Any]) -> list[Scalar]:
 
 
 def _scores(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Scalar]:
-    found = []
+    scalars = []
     for row in rows:
         number = int(row["round"])
         place = f"{row['domain']}/{row['client']}"
         for metric in metrics:
             if row.get(metric) is not None:  # none without confusion counts, or where it is not defined
-                found.append(Scalar(f"{metric}/{place}", number, float(row[metric])))
-        found.append(Scalar(f"test_loss/{place}", number, float(row["loss"])))
-    return found
+                scalars.append(Scalar(f"{metric}/{place}", number, float(row[metric])))
+        scalars.append(Scalar(f"test_loss/{place}", number, float(row["loss"])))
+    return scalars
 
 
 def _metrics(entry: Mapping[str, Any]) -> list[Scalar]:
-    found = []
+    scalars = []
     for metric, values in entry["metrics"].items():
         for domain, value in values.items():
-            found.append(Scalar(f"summary/{metric}/{domain}", int(entry["round"]), float(value)))
-    return found
+            scalars.append(Scalar(f"summary/{metric}/{domain}", int(entry["round"]), float(value)))
+    return scalars
 
 
 def _replies(rows: Sequence[Mapping[str, Any]]) -> list[Scalar]:
     """Return the losses, seconds and bytes of rows of replies; columns without a value are left out."""
-    found = []
+    scalars = []
     for row in rows:
         number = int(row["round"])
         client = row["client"]
         losses = json.loads(row.get("losses") or "{}")
         for term, value in losses.items():
-            found.append(Scalar(f"train_loss/{term}/{client}", number, float(value)))
+            scalars.append(Scalar(f"train_loss/{term}/{client}", number, float(value)))
         for column, value in row.items():
             quantity, _, which = column.partition("_")  # seconds_train, bytes_up
             if quantity not in ("seconds", "bytes") or not which:
                 continue
             if value in ("", None):
                 continue
-            found.append(Scalar(f"{quantity}/{which}/{client}", number, float(value)))
-    return found
+            scalars.append(Scalar(f"{quantity}/{which}/{client}", number, float(value)))
+    return scalars
 
 
 def _summary(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -25,7 +25,7 @@ class TensorBoard(TrackerSettings):
     folder: str | None = None
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.run.trackers.TrackerSettings`."""
+        """Return the tracker that writes TensorBoard event files."""
         folder = settings.output_folder / "tensorboard"
         if self.folder:
             folder = Path(self.folder)
@@ -46,7 +46,7 @@ class TensorBoardTracker(ScalarTracker):
         self.writer: Any = None
 
     def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # event files have no id
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Open the event files and write the settings as a text."""
         from torch.utils.tensorboard import SummaryWriter
 
         first_hidden = 0
@@ -58,13 +58,13 @@ class TensorBoardTracker(ScalarTracker):
             lines.append(f"| {key} | {value} |")
         self.writer.add_text("settings", "\n".join(lines), completed)
 
-    def log(self, found: Sequence[Scalar]) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
-        for scalar in found:
+    def log(self, numbers: Sequence[Scalar]) -> None:
+        """Write each number as a scalar of its round."""
+        for scalar in numbers:
             self.writer.add_scalar(scalar.tag, scalar.value, scalar.round)
         self.writer.flush()
 
     def close(self) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Close the event files."""
         if self.writer is not None:
             self.writer.close()

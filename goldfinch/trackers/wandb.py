@@ -25,7 +25,7 @@ class WeightsAndBiases(TrackerSettings):
     mode: Literal["offline", "online"] = "offline"
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
-        """See :class:`~server.run.trackers.TrackerSettings`."""
+        """Return the tracker that writes to Weights & Biases."""
         return [WandbTracker(self.project, self.mode, settings)]
 
 
@@ -45,7 +45,7 @@ class WandbTracker(ScalarTracker):
         self.run: Any = None
 
     def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # W&B needs no number of rounds
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Open the W&B run, or go on with the one of an earlier call."""
         import wandb
 
         resume = None
@@ -64,20 +64,20 @@ class WandbTracker(ScalarTracker):
         self.run.define_metric("round", hidden=True)
         self.run.define_metric("*", step_metric="round")
 
-    def log(self, found: Sequence[Scalar]) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+    def log(self, numbers: Sequence[Scalar]) -> None:
+        """Log the numbers by round."""
         by_round: dict[int, dict[str, float]] = {}
-        for scalar in found:
+        for scalar in numbers:
             by_round.setdefault(scalar.round, {})[scalar.tag] = scalar.value
         for number, values in by_round.items():  # scores of a round arrive with the next round's training
             self.run.log({"round": number, **values})
 
     def log_hash(self, sha256: str) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Write the SHA-256 of the final state into the summary of the W&B run."""
         self.run.summary["state_sha256"] = sha256
 
     def close(self) -> None:
-        """See :class:`~goldfinch.trackers.base.ScalarTracker`."""
+        """Finish the W&B run."""
         if self.run is None:
             return
         self.run.finish(exit_code=int(self.status == "failed"))

@@ -65,7 +65,8 @@ class Decision:
         reason: why the folder's run is kept; empty for the other steps.
         is_run: whether the folder holds a run, with or without rounds that are done.
         replaces: whether a run with rounds or a score is replaced, as ``overwrite=true`` asked.
-        finished: whether the folder's run has the settings and the rounds that are asked for; its code may differ.
+        finished: in a study, whether the folder's run has the settings and the rounds that are asked for, by any code
+            and with or without a score.
     """
 
     step: Step
@@ -89,7 +90,8 @@ def decide(settings: RunSettings, *, study: bool = False) -> Decision:
     existing = ExistingRun.of(settings.output_folder)
     _check_other_files(existing)
     if not existing.has_result:
-        return Decision(Step.START, is_run=existing.is_run)
+        ended = study and existing.is_run and _has_ended_as_asked(settings, existing)
+        return Decision(Step.START, is_run=existing.is_run, finished=ended)
     if study:
         return _in_a_study(settings, existing)
     if settings.overwrite:
@@ -115,7 +117,7 @@ def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
     """Return what a run of a study does with a folder in which a run has rounds or a score."""
     problem = existing.problem or _other_settings(settings)
     other_code = existing.other_code(settings)
-    finished = not problem and _is_long_enough(settings, existing.facts)
+    finished = _has_ended_as_asked(settings, existing)
     if finished and not other_code and existing.has_score:
         return Decision(Step.NOTHING, is_run=True, finished=True)
     if settings.overwrite:
@@ -131,6 +133,13 @@ def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
     if reason:
         return Decision(Step.KEEP, reason, is_run=True, finished=finished)
     return Decision(Step.GO_ON, is_run=True, finished=finished)
+
+
+def _has_ended_as_asked(settings: RunSettings, existing: ExistingRun) -> bool:
+    """Return whether the folder's run has the settings, the scoring and the rounds that are asked for, by any code."""
+    if existing.problem or _other_settings(settings):
+        return False
+    return _is_long_enough(settings, existing.facts)
 
 
 def _is_long_enough(settings: RunSettings, facts: Facts | None) -> bool:

@@ -25,7 +25,7 @@ from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import Payload, cast_down, cast_up
 from strategies.core.aggregation import limit_samples
 from strategies.core.exchange import tensor_specs
-from strategies.core.filters import Factors, filters_of
+from strategies.core.filters import Factors, Filter, filters_of
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, Update, build_model, server_context
 from strategies.core.participants import Registry
@@ -344,11 +344,16 @@ class Federation:
         return Outcome(state, admitted, updates, refused, scaled, needed, by, counted, scaled_why)
 
     def _filter(self, updates: list[Update], state: GlobalState) -> tuple[list[Update], Factors, dict[str, list[str]]]:
-        """Return the updates as the filters return them; by client id, the product of each part's factors; and why."""
+        """Return the updates as the filters return them; by client id, the product of each part's factors; and why.
+
+        Raises:
+            ConfigError: a filter did not return the updates of the clients that it was given.
+        """
         scaled: Factors = {}
         why: dict[str, list[str]] = {}
         for applied in self.filters:
             filtered = applied.apply(updates, state, self.method.expects(self.server), self.server)
+            _check_same_clients(applied, updates, filtered.updates)
             updates = filtered.updates
             for client, factors in filtered.scaled.items():
                 product = scaled.setdefault(client, {})
@@ -472,4 +477,20 @@ def _check_keeps_something(method: Method, model: nn.Module) -> None:
             f"method={method.name}: each client keeps a part of the network, and this network has no such part, so the "
             "result would be that of one model for all; set model.norm=batch if the part is batch normalisation, or "
             "method=fedavg"
+        )
+
+
+def _check_same_clients(applied: Filter, given: Sequence[Update], returned: Sequence[Update]) -> None:
+    """Refuse a filter that leaves an update out: the record would say that the client's update counted.
+
+    Raises:
+        ConfigError: the updates are not those of the same clients, in the same order.
+    """
+    before = [update.client.id for update in given]
+    after = [update.client.id for update in returned]
+    if before != after:
+        raise ConfigError(
+            f"the filter {type(applied).__name__} was given the updates of {some_of(before, 5)}, and returned those of "
+            f"{some_of(after, 5) or 'no client'}: return every update, in the same order; what clients were sent, in "
+            "place of an update, leaves it without effect"
         )

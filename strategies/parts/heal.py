@@ -74,7 +74,7 @@ class Heal(Averaging):
 
     @property
     def keeps_step(self) -> bool:
-        """Return what the base method declares: counts of the client's own steps need no counted update."""
+        """Return the base method's answer: the mask's counts may differ from what the server counted."""
         return bool(super().keeps_step)
 
     @torch.no_grad()

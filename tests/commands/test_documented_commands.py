@@ -128,7 +128,7 @@ def check_goldfinch(name: str, given: dict[str, Any], folder: Path) -> None:
         rows = table.select(request.methods) if request.methods else table.rows_at(request.scale)
         if not request.overrides:  # tests/reproduce/test_published.py checks the settings of all rows
             rows = rows[:1]
-        assert reproduce.plan(table, rows, (0,), request.scale, folder, request.overrides)
+        assert reproduce.planned_jobs(table, rows, (0,), request.scale, folder, request.overrides)
     else:
         assert name in NO_SETTINGS or not overrides
 

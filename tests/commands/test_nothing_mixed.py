@@ -141,8 +141,9 @@ def test_a_search_s_trials_are_no_rows_of_a_table_of_tests(tmp_path: Path) -> No
 
 
 def lines(*codes: str) -> Any:
-    summaries = {seed: {"code": code} for seed, code in enumerate(codes)}
-    return SimpleNamespace(lines=[SimpleNamespace(row=SimpleNamespace(label="FPL"), summaries=summaries)])
+    runs = [SimpleNamespace(seed=seed, code=code) for seed, code in enumerate(codes)]
+    line = SimpleNamespace(printed=SimpleNamespace(label="FPL"), ours=SimpleNamespace(runs=runs))
+    return SimpleNamespace(lines=[line])
 
 
 def test_a_page_names_the_code_that_ran() -> None:

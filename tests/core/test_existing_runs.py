@@ -23,7 +23,6 @@ REFUSED = "refused"
 START, GO_ON, NOTHING, KEEP = Step.START, Step.GO_ON, Step.NOTHING, Step.KEEP
 
 CHANGED = {"common/data/batches.py": "0" * 16}
-OTHER_CODE = {"code": "feedfeedfeedfeed"}
 
 
 def settings(folder: Path, rounds: int = 2, **more: Any) -> RunSettings:
@@ -51,8 +50,6 @@ def edited(path: Path, **changes: Any) -> None:
 
 def of_other_code(folder: Path) -> None:
     edited(folder / "code.json", **CHANGED)
-    if (folder / "summary.json").exists():
-        edited(folder / "summary.json", **OTHER_CODE)
 
 
 def without(*names: str) -> Callable[[Path], None]:
@@ -109,7 +106,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], tuple[Any, ..
         {"rounds": {"test_samples": 4}},
         (REFUSED, REFUSED, START, KEEP, START),
     ),
-    "without a summary": ("finished", without("summary.json"), {}, (REFUSED, GO_ON, START, GO_ON, START)),
+    "without a summary": ("finished", without("summary.json"), {}, (REFUSED, NOTHING, START, NOTHING, NOTHING)),
     "copied without checkpoints": (
         "finished",
         without("checkpoint"),
@@ -126,13 +123,13 @@ ROWS: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], tuple[Any, ..
         "finished",
         without("checkpoint", "summary.json"),
         {},
-        (REFUSED, REFUSED, START, KEEP, START),
+        (REFUSED, NOTHING, START, NOTHING, NOTHING),
     ),
     "a damaged summary": (
         "finished",
         written("summary.json", "{"),
         {},
-        (REFUSED, GO_ON, START, KEEP, START),
+        (REFUSED, NOTHING, START, NOTHING, NOTHING),
     ),
     "a damaged configuration": (
         "finished",
@@ -196,8 +193,15 @@ def test_the_reason_names_files_and_settings(kinds: dict[str, Path], tmp_path: P
     changed = decide(settings(folder), study=True)
     assert changed.reason == "it is of other code, which differs in common/data/batches.py"
     assert changed.finished, "its scores are those of the settings, and a table says that its code is another"
-    (folder / "code.json").unlink()
-    assert "feedfeedfeedfeed" in decide(settings(folder), study=True).reason
+
+
+def test_a_run_without_a_score_is_done_again_and_is_in_the_table_until_then(tmp_path: Path) -> None:
+    run(settings(tmp_path, 1))
+    (tmp_path / "scores.jsonl").write_text("")
+    shutil.rmtree(tmp_path / "checkpoint")
+    again = decide(settings(tmp_path, 1), study=True)
+    assert (again.step, again.finished) == (START, True)
+    assert not decide(settings(tmp_path, 1, seed=5), study=True).finished
 
 
 def test_a_run_is_not_written_over_files_of_its_names_even_with_overwrite(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from support.own import forget
 from support.runs import run
-from support.toy import attacked_settings
+from support.toy import attacked_settings, toy_settings
 
 from common.choices import CONF
+from common.errors import ConfigError
 from common.numerics import generator
 from common.settings import load_settings
 from common.storage import GlobalState
@@ -116,3 +117,21 @@ def test_a_client_that_two_filters_scale_has_both_reasons_and_the_product_in_the
     assert scaled == {"a-0": {"parameters": pytest.approx(0.2)}, "b-0": {"parameters": 0.3}}
     outcome = Outcome(GlobalState({}, round=0), [], [], {}, scaled, scaled_why=why)
     assert outcome.scaling_reasons() == {"a-0": "too long, alike, parameters by 0.2", "b-0": "alike, parameters by 0.3"}
+
+
+class Dropping(Shorter):
+    """A filter that leaves an update out."""
+
+    def apply(
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
+    ) -> Filtered:
+        return Filtered([update for update in updates if update.client.id != self.client], {})
+
+
+def test_a_filter_that_leaves_an_update_out_is_refused_since_the_record_would_count_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropping = Dropping("bright-0", 1.0, "")
+    monkeypatch.setattr("strategies.core.federation.filters_of", lambda *_: [dropping])
+    with pytest.raises(ConfigError, match=r"filter Dropping was given the updates of bright-0.*return every update"):
+        run(toy_settings("fedavg", tmp_path, train={"rounds": 1}))

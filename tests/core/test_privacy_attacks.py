@@ -91,14 +91,14 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 
 IMAGES = {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"}
 FIELDS = {
-    "folder": IMAGES,
+    "folder": IMAGES | {"path"},
     "table": IMAGES | {"path", "image", "label", "domain", "split"},
     "office_caltech": {"split", "train_fraction", "duplicates"},
     "digits": {"split"},
     "glyphs": set(),
 }
-"""Settings of data sets: those that :func:`test_training_images_decide_nothing_that_is_scored` tries, and the split of
-digits, which is by labels alone."""
+"""Settings of data sets: those that :func:`test_training_images_decide_nothing_that_is_scored` tries, the split of
+digits, which is by labels alone, and the path of folders, which is by their names alone."""
 
 EVERY_SOURCE = {"domains", "image_size", "augmentation", "root"}
 

@@ -28,7 +28,7 @@ from client.device import Device
 from client.ledger import Ledger
 from client.privacy import DevicePrivacy
 from client.reasons import REASONS
-from client.resident.messages import Reply as NodeReply
+from client.resident.messages import TrainerReply as NodeReply
 from common.accounting import epsilon
 from common.choices import choices_of
 from common.client_state import ClientStore

@@ -19,7 +19,7 @@ from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
 from common.data.image_files import decode_image
-from common.data.inspection import compare, inspect
+from common.data.inspection import compare_images, inspect
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.privacy import GaussianPrivacy
@@ -106,7 +106,7 @@ def test_a_device_compares_its_own_domain(tmp_path: Path) -> None:
     copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_a/test/cat/0.png")
     found: Domain = source.load("site_a", root=str(tmp_path / "site_a"))
     with pytest.raises(DataError, match="also training images"):
-        compare(source, [found])
+        compare_images(source, [found])
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "refuse"])

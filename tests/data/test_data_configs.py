@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from data_makers import write_image
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
+from common.composition import compose_config
 from common.config import build
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
@@ -46,10 +45,7 @@ PROTOCOLS = {
 
 @cache
 def composed(group: str, name: str) -> dict[str, Any]:
-    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        found = OmegaConf.to_container(compose(f"{group}/{name}"), resolve=True)
-    assert isinstance(found, dict)
-    return found[group]
+    return dict(compose_config([f"{group}={name}"])[group])
 
 
 def names(group: str) -> list[str]:

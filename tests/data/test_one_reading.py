@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from common.data.digit_files import read_class_folders, read_listed
 from common.data.folder import Folder
-from common.data.image_files import Reading, decode, decode_each, decode_image
+from common.data.image_files import Reading, decode_each, decode_files, decode_image
 from common.data.office_caltech import OfficeCaltech
 from common.exports.description import Description
 from common.exports.model import TrainedModel
@@ -104,7 +104,7 @@ def test_every_reader_gives_the_same_array(tmp_path: Path) -> None:
         expected = decode_image(path, SIZE, name)
         with path.open("rb") as stream:
             found = {"stream": decode_image(stream, SIZE, name)}
-        found["files"] = decode([path], SIZE, path.parent, Reading())[0][0].permute(1, 2, 0).numpy()
+        found["files"] = decode_files([path], SIZE, path.parent, Reading())[0][0].permute(1, 2, 0).numpy()
         encoded = decode_each([path.read_bytes()], [name], SIZE, Reading())
         found["bytes"] = encoded["images"][0].permute(1, 2, 0).numpy()
         for number in range(10):

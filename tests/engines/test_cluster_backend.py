@@ -163,7 +163,7 @@ def registering(found: Registration) -> Any:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"code": "0123"}, r"a \(10.0.0.1\) runs code 0123, this process .*install .* on both"),
+        ({"code": "0123"}, r"a \(10.0.0.1\) runs code 0123, the server .*install .* on both"),
         ({"split": "t"}, r"a \(10.0.0.1\) has other data of bright-0 than b .*data\.root"),
         ({"content": "d"}, r"a \(10.0.0.1\) has other data of bright-0 than b .*data\.root"),
     ],

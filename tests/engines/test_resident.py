@@ -23,7 +23,7 @@ from client import node as client_node
 from client.resident import caller as caller_module
 from client.resident import messages
 from client.resident.caller import Caller
-from client.resident.messages import Reply
+from client.resident.messages import TrainerReply
 from client.resident.place import Process, of_node, peer
 from common.errors import EngineError
 from common.versions import CODE
@@ -41,7 +41,7 @@ def no_devices_of_other_tests() -> None:
     client_node._DEVICES.clear()
 
 
-def tensors_of(reply: Reply) -> dict[str, list[Any]]:
+def tensors_of(reply: TrainerReply) -> dict[str, list[Any]]:
     assert reply.ok, reply.text
     return {name: tensor.tolist() for name, tensor in decode(reply.tensors[0]).tensors().items()}
 
@@ -88,7 +88,7 @@ def test_two_at_once_get_one_trainer(asked: Asked, monkeypatch: pytest.MonkeyPat
         return connection
 
     monkeypatch.setattr(Caller, "_start", counted)
-    replies: list[Reply] = []
+    replies: list[TrainerReply] = []
     callers = [Caller(asked.caller.node, asked.configuration) for _ in range(4)]
     threads = [
         threading.Thread(target=lambda one=one: replies.append(one.ask(asked.registration()))) for one in callers
@@ -162,10 +162,10 @@ def test_other_code_is_replaced_and_its_own_code_is_what_runs(asked: Asked, tmp_
     def ask_from(root: Path) -> str:
         code = (
             "import sys; from client.resident.caller import Caller; from client.resident.messages import Question\n"
-            "from client.resident.place import process; from common.versions import code_sha256\n"
+            "from client.resident.place import running_process; from common.versions import code_sha256\n"
             "node, overrides, state = sys.argv[1:]; configuration = {'domain': 'sketch', 'state-dir': state}\n"
             "question = Question('register', 7, {'overrides': overrides}, configuration)\n"
-            "reply = Caller(process(int(node)), configuration).ask(question)\n"
+            "reply = Caller(running_process(int(node)), configuration).ask(question)\n"
             "print(reply.ok, code_sha256(), code_sha256() in reply.text)"
         )
         arguments = [str(asked.caller.node.pid), " ".join(asked.chosen), asked.configuration["state-dir"]]

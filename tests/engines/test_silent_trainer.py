@@ -8,7 +8,7 @@ import pytest
 
 import client.resident.caller as caller_module
 from client.resident.caller import Caller
-from client.resident.place import process, socket_of
+from client.resident.place import running_process, socket_of
 
 STOPS = """
 import os, socket, sys, time
@@ -26,7 +26,7 @@ time.sleep(600)
 def test_a_trainer_that_stops_in_its_identity_is_ended(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_module, "START_SECONDS", 0.5)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # stands for the node
-    node = process(child.pid)
+    node = running_process(child.pid)
     assert node is not None
     path = socket_of(node)
     trainer = subprocess.Popen(  # a fixed command, no shell

@@ -38,7 +38,7 @@ from support.runs import TouchedEngine, run
 
 from common.errors import EngineError
 from common.settings import load_settings
-from common.wire.messages import Request, trained
+from common.wire.messages import Request, update_was_used
 from goldfinch.commands.deployment import LocalDeployment, Store, one_node_per_client
 from goldfinch.record import RunRecord
 from server.flower.processes import Child
@@ -394,7 +394,7 @@ def untrue(soak: Soak, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     unprovoked = 0
     for row in rows:
-        if trained(row["status"]) or row["status"] == "scored":
+        if update_was_used(row["status"]) or row["status"] == "scored":
             continue
         late = row.get("reason", "").startswith("no complete answer within")
         fits = False
@@ -422,7 +422,7 @@ def print_tables(soak: Soak, rows: list[dict[str, Any]], rounds: int) -> None:
         for fault in times:
             for row in rows:
                 met = fault.rounds[0] <= row["round"] <= fault.rounds[1] and fault.client in ("", row["client"])
-                if met and not trained(row["status"]) and row["status"] != "scored":
+                if met and not update_was_used(row["status"]) and row["status"] != "scored":
                     reasons.append(f"{row['status']}: {row.get('reason', '')[:90]}")
         print(f"| {name} | {len(times)} | {len(reasons)} | {'; '.join(sorted(set(reasons)))} |")
     print("| MB | first | last |\n|---|---:|---:|")
@@ -446,7 +446,9 @@ def test_server_and_devices_agree_after_every_fault(tmp_path: Path, monkeypatch:
     summary = RunRecord.open(output).summary
     assert summary["rounds"] == rounds
     skipped = {entry["round"] for entry in events(output, "round skipped")}
-    counted = {(row["round"], row["client"]) for row in rows if trained(row["status"]) and row["round"] not in skipped}
+    counted = {
+        (row["round"], row["client"]) for row in rows if update_was_used(row["status"]) and row["round"] not in skipped
+    }
 
     def unasked(request: Request) -> bool:
         return request.train and (request.round, request.client) not in counted

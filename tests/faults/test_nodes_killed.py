@@ -23,7 +23,7 @@ from support.paced import digest
 
 from common.client_state import ClientStore
 from common.settings import load_settings
-from common.wire.messages import trained
+from common.wire.messages import update_was_used
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
 from server.run.conduct import prepare_output
 from server.run.schema import read_lines
@@ -78,7 +78,7 @@ class Watch:
         """Round and digest of what the client must find in round ``before``: the last that counted, from its files."""
         counted = [0]
         for row in read_lines(self.output / "replies.jsonl"):
-            if row["client"] == client and trained(row["status"]) and int(row["round"]) < before:
+            if row["client"] == client and update_was_used(row["status"]) and int(row["round"]) < before:
                 counted.append(int(row["round"]))
         (folder,) = (self.state / client / "state").glob(f"*/{client}")
         store = ClientStore(folder)

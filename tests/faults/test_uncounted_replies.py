@@ -23,7 +23,7 @@ from support.faults import events, kill_node, restart_until_admitted, started_by
 from support.runs import TouchedEngine, run
 
 from common.settings import load_settings
-from common.wire.messages import Request, trained
+from common.wire.messages import Request, update_was_used
 from goldfinch.commands.deployment import LocalDeployment, one_node_per_client
 from goldfinch.record import RunRecord
 from server.flower.processes import Child
@@ -170,7 +170,7 @@ def test_what_did_not_count_leaves_nothing_on_a_device(
     for client in (CUT, OTHER):
         assert any(statuses.get((number, client)) == "trained" for number in range(5, ROUNDS + 1)), "it came back"
     skipped = {entry["round"] for entry in events(output, "round skipped")}
-    counted = {place for place, status in statuses.items() if trained(status) and place[0] not in skipped}
+    counted = {place for place, status in statuses.items() if update_was_used(status) and place[0] not in skipped}
 
     def unasked(request: Request) -> bool:
         return request.train and (request.round, request.client) not in counted

@@ -7,7 +7,7 @@ import torch
 
 from common.losses import prototype as module_of_losses
 from common.losses import prototype_contrast, prototype_losses
-from common.losses.prototype import evaluate
+from common.losses.prototype import evaluate_call
 from common.losses.prototype_terms import PrototypeTerms, alignment_count, prepared_rows, wanted_counts
 from common.numerics import full_precision, generator
 from common.prototypes import PrototypeSet, unbiased_prototypes
@@ -157,10 +157,10 @@ def test_kernels_that_fail_are_warned_of_once_and_not_used(kernel):
 
 
 def test_kernels_that_are_right_are_used_and_wrong_ones_are_not(kernel):
-    kernel(evaluate)
+    kernel(evaluate_call)
     assert module_of_losses._tried(CPU)
     module_of_losses._tried.cache_clear()
-    kernel(lambda call: tuple(1.01 * tensor for tensor in evaluate(call)))
+    kernel(lambda call: tuple(1.01 * tensor for tensor in evaluate_call(call)))
     with pytest.warns(RuntimeWarning, match="off by"):
         assert not module_of_losses._tried(CPU)
 

@@ -20,7 +20,7 @@ from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_frame, score_sheet
-from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.groups import ScoreTable, group_runs
 from goldfinch.results.rows import best_row, comparable, ranked
 from goldfinch.run_model import RunModel
 from goldfinch.study.ranking import StudyRun, marked_name, rank_methods, ranked_table, runs_csv
@@ -102,7 +102,7 @@ def test_it_is_refused_under_privacy() -> None:
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+def board(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
     folder = tmp_path_factory.mktemp("bounds")
     found = []
     for method in ("pooled", "single_set", "fedavg", "fedprox"):
@@ -112,7 +112,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return only
 
 
-def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Board) -> None:
+def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: ScoreTable) -> None:
     assert [group.label for group in board.rows] == [
         "fedavg",
         "fedprox",
@@ -130,7 +130,7 @@ def test_bounds_are_marked_and_come_last_and_are_never_ranked_or_best(board: Boa
     assert any("bounds, never ranked" in note for note in sheet.notes)
 
 
-def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -> None:
+def test_an_unfinished_run_of_a_bound_is_one_too(board: ScoreTable, tmp_path: Path) -> None:
     shutil.copytree(board.rows[-1].runs[0].folder, tmp_path / "run")
     rewrite(tmp_path / "run" / "events.jsonl", lambda line: None if line["event"] == "finish" else line)
     unfinished = RunRecord(tmp_path / "run")
@@ -138,7 +138,7 @@ def test_an_unfinished_run_of_a_bound_is_one_too(board: Board, tmp_path: Path) -
     assert unfinished.bound == "upper"
 
 
-def test_bounds_are_lines_in_figures(board: Board) -> None:
+def test_bounds_are_lines_in_figures(board: ScoreTable) -> None:
     from goldfinch.commands.figure import bars_of, curves_of
 
     bars = bars_of(board.runs, "final").axes[0]
@@ -151,7 +151,7 @@ def test_bounds_are_lines_in_figures(board: Board) -> None:
 
 
 @pytest.mark.long
-def test_the_report_names_them_and_ranks_none(board: Board) -> None:
+def test_the_report_names_them_and_ranks_none(board: ScoreTable) -> None:
     from goldfinch.results.report.page import render
 
     (two,) = group_runs([board.rows[0].runs[0], board.rows[-1].runs[0]])

@@ -192,6 +192,6 @@ def test_the_report_has_a_table_for_each_row_and_marks_the_lowest(
                 assert (f'<td class="bad">{text}</td>' if lowest else f"<td>{text}</td>") in page
     monkeypatch.setattr(results, "MAX_CLASSES_SHOWN", 2)
     (first, _) = results.recalls(boards)
-    averages = [statistics.fmean(row.scores("average").values()) for row in first.table.classes]
+    averages = [statistics.fmean(row.scores("average").values()) for row in first.class_table.classes]
     assert [averages[number] for number in first.shown] == sorted(averages)[:2]
     assert "2 classes with the lowest average of 4" in first.notes[-1]

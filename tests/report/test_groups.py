@@ -16,7 +16,7 @@ from support.toy import toy_settings
 from goldfinch.commands.figure import named_groups
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_sheet
-from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.groups import ScoreTable, group_runs
 from goldfinch.results.report.page import render as page_of
 from goldfinch.results.table import table_text
 
@@ -30,7 +30,7 @@ def seeds(finished_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def boards_of(folder: Path) -> list[Board]:
+def boards_of(folder: Path) -> list[ScoreTable]:
     return group_runs(find_runs([str(folder)]))
 
 

@@ -20,7 +20,7 @@ from goldfinch.cli import main
 from goldfinch.record import find_runs
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.page import render
-from goldfinch.results.report.results import metric_boards
+from goldfinch.results.report.results import metric_tables
 from server.run.schema import read_lines
 from tests.support.records import without_counts
 
@@ -95,7 +95,7 @@ def test_the_report_has_a_table_of_each_metric_where_counts_are_recorded(folder:
     shutil.copytree(folder, tmp_path / "copy")
     without_counts(tmp_path / "copy/1")
     (board,) = group_runs(find_runs([str(tmp_path / "copy")]))
-    assert metric_boards(board) == []
+    assert metric_tables(board) == []
 
 
 @pytest.mark.parametrize(

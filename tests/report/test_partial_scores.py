@@ -25,7 +25,7 @@ from goldfinch.commands.sweep import plan
 from goldfinch.record import RunRecord
 from goldfinch.results.figures.charts import score as figure_score
 from goldfinch.results.frames import partial_notes, score_frame, score_sheet
-from goldfinch.results.groups import Board
+from goldfinch.results.groups import ScoreTable
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
 from goldfinch.results.rows import ScoreRow, best_row, ranked
@@ -162,8 +162,8 @@ def test_a_partial_score_is_marked_at_the_end_of_a_run_and_in_a_sweep(
 LACKS = "seed 1: without dark (last scored in round 1)"
 
 
-def board_of(groups: list[ScoreRow[RunRecord]]) -> Board:
-    return Board("toy", "one_per_domain", "small", groups)
+def board_of(groups: list[ScoreRow[RunRecord]]) -> ScoreTable:
+    return ScoreTable("toy", "one_per_domain", "small", groups)
 
 
 def shown(drawn: RenderableType, width: int = 100) -> str:

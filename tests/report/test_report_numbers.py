@@ -24,7 +24,7 @@ from goldfinch.results.report.figures import (
     over_rounds,
 )
 from goldfinch.results.report.page import write_report
-from goldfinch.results.report.results import client_rows, cost, metric_boards, score_rows
+from goldfinch.results.report.results import client_rows, cost, metric_tables, score_rows
 from goldfinch.results.seeds import by_round
 
 
@@ -68,7 +68,7 @@ def test_curves_end_where_the_table_does(boards: Any) -> None:
 
 
 def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -> None:
-    figures, others = other_metrics(boards[0]), metric_boards(boards[0])
+    figures, others = other_metrics(boards[0]), metric_tables(boards[0])
     assert len(figures) == len(others) > 0
     for shown, (name, other) in zip(figures, others, strict=True):
         assert shown.caption.startswith(f"{name[0].upper()}{name[1:]} in %")

@@ -110,7 +110,7 @@ def test_a_plain_run_tells_nothing_of_them(tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "rounds.test_samples=8", f"output={tmp_path / 'run'}"]) == 0
     assert main(["table", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for word in ("scaled", "left out", "refused", "bound", "counts less", "Replies"):
+    for word in ("scaled", "refused", "bound", "counts less", "Replies"):
         assert word not in printed
     assert RunRecord.open(tmp_path / "run").answers == {"admitted": 4, **dict.fromkeys(COUNTED_STATUSES, 0)}
 

@@ -16,7 +16,7 @@ import goldfinch as gf
 from goldfinch.cli import main
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_frame
-from goldfinch.results.groups import Board, group_runs
+from goldfinch.results.groups import ScoreTable, group_runs
 from goldfinch.results.table import table_text
 from tests.support.records import rewrite
 
@@ -26,14 +26,14 @@ def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str
 
 
 @pytest.fixture
-def board() -> Board:
+def board() -> ScoreTable:
     """FPL with two seeds, and FedAvg with two under a name that a spreadsheet would compute."""
     runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="=fedavg"), entry(64.2, 1, method="=fedavg")]
     (found,) = group_runs(runs)
     return found
 
 
-def test_latex_escapes_and_has_the_best_in_bold(board: Board) -> None:
+def test_latex_escapes_and_has_the_best_in_bold(board: ScoreTable) -> None:
     text = table_text([board], "final", "latex")
     assert r"method & a\_1 & b & average & worst & spread & rounds & seeds & MB \\" in text
     assert r"fpl & 51.00 $\pm$ 2.83 & 53.00 $\pm$ 2.83 & 52.00 $\pm$ 2.83 &" in text
@@ -42,7 +42,7 @@ def test_latex_escapes_and_has_the_best_in_bold(board: Board) -> None:
     assert text.count("{") == text.count("}")
 
 
-def test_csv_holds_no_formula(board: Board) -> None:
+def test_csv_holds_no_formula(board: ScoreTable) -> None:
     rows = list(csv.DictReader(io.StringIO(table_text([board], "final", "csv"))))
     assert {row["method"] for row in rows} == {"fpl", "'=fedavg"}
     assert len(rows) == 2 * 5
@@ -60,7 +60,7 @@ def test_partial_values_are_marked_in_every_format() -> None:
 
 
 @pytest.mark.parametrize("form", ["md", "latex", "csv", "json"])
-def test_every_format_has_the_cells_of_the_frame(form: str, board: Board) -> None:
+def test_every_format_has_the_cells_of_the_frame(form: str, board: ScoreTable) -> None:
     """One frame: no format has a number of its own."""
     text = table_text([board], "final", form)
     for cell in score_frame(board, "final").to_dict("records"):

@@ -14,7 +14,7 @@ from support.runs import TouchedEngine, run
 from support.toy import attacked_settings, toy_settings
 
 import goldfinch as gf
-from common.config import trust
+from common.choices import trust
 from common.errors import EngineError
 from common.settings import RunSettings
 from common.storage import write_json

@@ -18,7 +18,14 @@ from common.errors import ConfigError
 from goldfinch.cli import main
 from goldfinch.commands import reproduce as command
 from goldfinch.commands import sweep
-from goldfinch.commands.reproduce import ReproductionRequest, comparison_of, keep_records, plan, reproduce, request_of
+from goldfinch.commands.reproduce import (
+    ReproductionRequest,
+    comparison_of,
+    keep_records,
+    planned_jobs,
+    reproduce,
+    request_of,
+)
 from goldfinch.commands.sweep import Job, execute
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Reduction, Sweep
@@ -129,7 +136,7 @@ def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest,
     """One seed finished of two: page, curves, summary and history; nothing of machines or places."""
     request, _, _ = done
     kept = replace(request, seeds=(0, 2), records=str(tmp_path / "kept"))
-    jobs = plan(request.table, request.table.rows, kept.seeds, "small", request.folder)
+    jobs = planned_jobs(request.table, request.table.rows, kept.seeds, "small", request.folder)
     keep_records(kept, jobs, kept.seeds)
     files = {str(file.relative_to(tmp_path / "kept")) for file in (tmp_path / "kept").rglob("*") if file.is_file()}
     runs = {f"demo/{job.folder.parent.name}/seed-0" for job in jobs}
@@ -153,7 +160,7 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Reproduct
     reproduce(request, console)
     assert "4 runs, 4 finished already" in output_of(console)
     assert {file: file.stat().st_mtime_ns for file in request.folder.rglob("summary.json")} == before
-    jobs = plan(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
+    jobs = planned_jobs(request.table, request.table.rows[:1], (0, 1, 2), "small", request.folder)
     assert [job.record() is None for job in jobs] == [False, False, True]
 
 
@@ -165,8 +172,8 @@ def test_runs_of_other_code_are_kept_and_said_until_they_are_to_be_trained_again
     request = replace(done[0], output=str(folder))
     summaries = sorted(folder.rglob("summary.json"))
     for path in summaries[:3]:
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "feedfeedfeedfeed"}))
-        (path.parent / "code.json").unlink()
+        record = path.with_name("code.json")
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"strategies/fpl.py": "feedfeedfeedfeed"}))
     before = [path.read_bytes() for path in summaries]
     console = quiet()
     page = reproduce(request, console)
@@ -188,10 +195,10 @@ def test_runs_of_other_code_are_kept_and_said_until_they_are_to_be_trained_again
 def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     rows = request.table.rows[:1]
-    (job,) = plan(request.table, rows, (0,), "small", request.folder)
+    (job,) = planned_jobs(request.table, rows, (0,), "small", request.folder)
     assert job.record() is not None
     for change in ("train.rounds=3", "train.learning_rate=0.02", "rounds.test_samples=10"):
-        (other,) = plan(request.table, rows, (0,), "small", request.folder, [change])
+        (other,) = planned_jobs(request.table, rows, (0,), "small", request.folder, [change])
         assert other.folder != job.folder, change
         assert other.record() is None
 
@@ -199,7 +206,7 @@ def test_another_setting_is_another_run(done: tuple[ReproductionRequest, Path, s
 def test_rows_that_two_tables_share_are_one_run(done: tuple[ReproductionRequest, Path, str]) -> None:
     request, _, _ = done
     twice = (PublishedRow("neither", ("method=fedavg",)), PublishedRow("again", ("method=fedavg",)))
-    jobs = plan(demo_table(twice), twice, (0,), "small", request.folder)
+    jobs = planned_jobs(demo_table(twice), twice, (0,), "small", request.folder)
     assert jobs[0].folder == jobs[1].folder
     console = quiet()
     assert execute(jobs, 1, console) == {}
@@ -295,7 +302,7 @@ def test_a_stand_in_is_scored_under_its_own_name(tmp_path: Path) -> None:
         "demo", "A Paper", "Table 1", "final", domains, Reduction(("tiny",), TINY, {"photos": "sketch"}), listed=(row,)
     )
     request = ReproductionRequest(table, "small", (), (0,), str(tmp_path))
-    jobs = plan(table, table.rows, (0,), "small", tmp_path)
+    jobs = planned_jobs(table, table.rows, (0,), "small", tmp_path)
     execute(jobs, 1, quiet())
     command.write_pages(request, jobs, (0,), {})
     text = (tmp_path / "demo.md").read_text()

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from client.node import answer_question
-from client.resident.messages import Question, Reply
+from client.resident.messages import Question, TrainerReply
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request, request_text
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
@@ -63,11 +63,13 @@ class Attacker:
         self.configuration = {**place, **{key.replace("_", "-"): value for key, value in configuration.items()}}
         self.runs = 0
 
-    def register(self, *overrides: str) -> Reply:
+    def register(self, *overrides: str) -> TrainerReply:
         """The device's reply to a request to register."""
         return answer_question(self._question("register", chosen(*overrides)))
 
-    def ask(self, *overrides: str, train: bool = False, score: Sequence[str] = (), client: str = "clinic-0") -> Reply:
+    def ask(
+        self, *overrides: str, train: bool = False, score: Sequence[str] = (), client: str = "clinic-0"
+    ) -> TrainerReply:
         """The device's reply to a request to train, or to score, the initial model of a run with these settings."""
         words = chosen(*overrides)
         settings = load_settings(words)
@@ -108,7 +110,7 @@ def initial_weights(settings: RunSettings, clients: int) -> dict[str, Any]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items() if name in shared}
 
 
-def scores_of(reply: Reply) -> list[dict[str, Any]]:
+def scores_of(reply: TrainerReply) -> list[dict[str, Any]]:
     """The scores in an answer, which must be one."""
     assert reply.ok, reply.text
     return list(decode(reply.tensors[0]).header["scores"])

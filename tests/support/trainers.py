@@ -17,7 +17,7 @@ import psutil
 
 from client.resident.caller import Caller
 from client.resident.messages import Question
-from client.resident.place import Process, peer, process
+from client.resident.place import Process, peer, running_process
 from common.settings import load_settings
 from common.wire.messages import Request, request_text
 from common.wire.payload import encode
@@ -40,7 +40,7 @@ class Asked:
         self.chosen = [*OVERRIDES, f"output={folder / 'output'}", *more]
         self.run_config = {"overrides": " ".join(self.chosen)}
         self.configuration = {"domain": "sketch", "state-dir": str(folder / "state")}
-        node = process(supernode.pid)
+        node = running_process(supernode.pid)
         assert node is not None
         self.caller = Caller(node, self.configuration)
 
@@ -81,7 +81,7 @@ class Asked:
 
 
 def gone(pid: int) -> bool:
-    return process(pid) is None
+    return running_process(pid) is None
 
 
 def cpu_seconds(pid: int) -> float:
@@ -100,7 +100,7 @@ def wait_until_busy(pid: int, seconds: float) -> None:
 
 
 def identity_of(pid: int) -> Process:
-    found = process(pid)
+    found = running_process(pid)
     assert found is not None
     return found
 

@@ -397,16 +397,16 @@ def score(run: RunRecord, rule: str, column: str) -> float:
     Raises:
         ConfigError: the run has no such column, or its score lacks a domain.
     """
-    found = run.rules.get(rule)
-    if found is None:
+    scores = run.rules.get(rule)
+    if scores is None:
         raise ConfigError(f"{run.folder} has no score by the rule {rule}: leave it out")
-    if found["missing"] and (column in ("average", "worst", "spread") or column in found["missing"]):
-        raise ConfigError(f"{run.folder} has a partial score, without {named_missing(found['missing'])}: leave it out")
+    if scores["missing"] and (column in ("average", "worst", "spread") or column in scores["missing"]):
+        raise ConfigError(f"{run.folder} has a partial score, without {named_missing(scores['missing'])}: leave it out")
     if column in ("average", "worst", "spread"):
-        return float(found[column])
-    if column not in found["accuracy"]:
-        raise ConfigError(f"{column}: no such column; {nearest(column, [*found['accuracy'], 'average', 'worst'])}")
-    return float(found["accuracy"][column])
+        return float(scores[column])
+    if column not in scores["accuracy"]:
+        raise ConfigError(f"{column}: no such column; {nearest(column, [*scores['accuracy'], 'average', 'worst'])}")
+    return float(scores["accuracy"][column])
 
 
 def sensitivity(

@@ -65,14 +65,14 @@ def _fonts_with(letters: Collection[str]) -> list[SystemFont]:
         if font is not None:
             fonts.append(font)
     wanted = set(letters)
-    found: list[SystemFont] = []
+    chosen: list[SystemFont] = []
     while fonts:
         best = max(fonts, key=lambda font: (len(font.characters & wanted), font.truetype))
         if not best.characters & wanted:
             break
-        found.append(best)
+        chosen.append(best)
         wanted -= best.characters
-    return found
+    return chosen
 
 
 def _read(path: str) -> SystemFont | None:

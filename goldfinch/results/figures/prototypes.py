@@ -149,10 +149,10 @@ def _evenly(pages: Sequence[Page], count: int) -> list[Page]:
 
 def _vectors(pages: Sequence[Page]) -> list[Tensor]:
     """Return for each page the vectors that clients sent, then those of the global set."""
-    found: list[Tensor] = []
+    vectors: list[Tensor] = []
     for page in pages:
-        found += [page.uploaded.vectors, page.prototypes.vectors]
-    return found
+        vectors += [page.uploaded.vectors, page.prototypes.vectors]
+    return vectors
 
 
 def _sent_panels(

@@ -28,7 +28,7 @@ for _place, _colour in enumerate(COLOURS[:-1]):  # the last is black, which is i
 def inline_svg(figure: Figure, description: str, salt: str, *, paper: bool = False) -> str:
     """Return the figure as an ``<svg>`` element for an HTML page.
 
-    It has neither ``style`` attributes nor a ``<style>``, which the page's content security policy forbids.
+    The element has neither ``style`` attributes nor a ``<style>``, which the page's content security policy forbids.
 
     Args:
         figure: the figure; its background is left out.
@@ -62,12 +62,12 @@ def inline_svg(figure: Figure, description: str, salt: str, *, paper: bool = Fal
 
 def _references(root: ElementTree.Element) -> set[str]:
     """Return the ids that elements refer to."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for element in root.iter():
         for name, value in element.attrib.items():
             if name == LINK or value.startswith("url("):
-                found.update(REFERENCE.findall(value))
-    return found
+                ids.update(REFERENCE.findall(value))
+    return ids
 
 
 def _plain_attributes(element: ElementTree.Element, used: set[str], paper: bool) -> None:

@@ -1,4 +1,4 @@
-"""The figures of the page, from boards of runs: each is one function here and one line of ``page.html``."""
+"""The figures of the page, from tables of runs: each is one function here and one line of ``page.html``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from goldfinch.results.curves import (
 )
 from goldfinch.results.figures import charts
 from goldfinch.results.figures.prototypes import prototype_figure
-from goldfinch.results.groups import Board, run_name
-from goldfinch.results.report.results import metric_boards, total_bytes
+from goldfinch.results.groups import ScoreTable, run_name
+from goldfinch.results.report.results import metric_tables, total_bytes
 from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.run_model import RunModel
@@ -77,67 +77,67 @@ class Shown(NamedTuple):
 # ---- lines over rounds -----------------------------------------------------------------------------------------------
 
 
-def over_rounds(board: Board) -> list[Shown]:
+def over_rounds(table: ScoreTable) -> list[Shown]:
     """Draw accuracy and test loss by round.
 
     Of several rows, the average is a wide figure, the worst and each domain are panels. Of one row, average and domains
     are the lines of one figure.
     """
-    accuracy = _curves(board, accuracy_curves)
-    loss = _curves(board, loss_curves)
-    found: list[Shown] = []
+    accuracy = _curves(table, accuracy_curves)
+    loss = _curves(table, loss_curves)
+    figures: list[Shown] = []
     for title, curves in (("Test accuracy in %", accuracy), ("Test loss", loss)):
         if not curves:
             continue
-        if len(board.rows) == 1:
-            lines = {name: series[board.rows[0].label] for name, series in curves.items() if name != WORST}
-            found.append(_wide(title, lines))
+        if len(table.rows) == 1:
+            lines = {name: series[table.rows[0].label] for name, series in curves.items() if name != WORST}
+            figures.append(_wide(title, lines))
             continue
-        found.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), board.bounds))
-        found.append(_panels(f"{title}, by domain", board, curves, shared=True))
-    return found
+        figures.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), table.bounds))
+        figures.append(_panels(f"{title}, by domain", table, curves, shared=True))
+    return figures
 
 
-def other_metrics(board: Board) -> list[Shown]:
+def other_metrics(table: ScoreTable) -> list[Shown]:
     """Draw the average and the worst domain by round, in each further metric that all runs have."""
-    found: list[Shown] = []
-    for name, other in metric_boards(board):
+    figures: list[Shown] = []
+    for name, other in metric_tables(table):
         curves = _curves(other, accuracy_curves)
         chosen = {each: curves[each] for each in (AVERAGE, WORST)}
-        found.append(_panels(f"{name[0].upper()}{name[1:]} in %", board, chosen))
-    return found
+        figures.append(_panels(f"{name[0].upper()}{name[1:]} in %", table, chosen))
+    return figures
 
 
-def losses(board: Board) -> list[Shown]:
+def losses(table: ScoreTable) -> list[Shown]:
     """Draw each term of the training loss by round."""
-    curves = _curves(board, train_losses)
+    curves = _curves(table, train_losses)
     if not curves:
         return []
-    return [_panels("Training loss", board, curves)]
+    return [_panels("Training loss", table, curves)]
 
 
-def costs(board: Board) -> list[Shown]:
+def costs(table: ScoreTable) -> list[Shown]:
     """Draw bytes and seconds by round."""
-    shown = _panels("Cost", board, _curves(board, cost_curves))
+    shown = _panels("Cost", table, _curves(table, cost_curves))
     for panel in shown.panels:
         panel.drawing.axes[0].set_ylim(bottom=0)
     return [shown]
 
 
-def _labels(board: Board) -> list[str]:
-    return [row.label for row in board.rows]
+def _labels(table: ScoreTable) -> list[str]:
+    return [row.label for row in table.rows]
 
 
-def _curves(board: Board, curves: Callable[[RunRecord], Curves]) -> dict[str, Series]:
+def _curves(table: ScoreTable, curves: Callable[[RunRecord], Curves]) -> dict[str, Series]:
     """Return the values of each curve by the label of each row; a row without the curve has no values."""
-    by_row = {row.label: over_seeds(row.runs, curves) for row in board.rows}
+    by_row = {row.label: over_seeds(row.runs, curves) for row in table.rows}
     names: dict[str, None] = {}
     for of_row in by_row.values():
         names |= dict.fromkeys(of_row)
-    found: dict[str, Series] = {}
+    series: dict[str, Series] = {}
     for name in names:
-        found[name] = {label: of_row.get(name, {}) for label, of_row in by_row.items()}
-    return found
+        series[name] = {label: of_row.get(name, {}) for label, of_row in by_row.items()}
+    return series
 
 
 def _wide(title: str, series: Series, bounds: Mapping[str, str] = charts.NONE) -> Shown:
@@ -145,23 +145,23 @@ def _wide(title: str, series: Series, bounds: Mapping[str, str] = charts.NONE) -
     return Shown(_caption(title, [series]), _several(list(series)), [panel], bounds)
 
 
-def _panels(title: str, board: Board, curves: Mapping[str, Series], *, shared: bool = False) -> Shown:
+def _panels(title: str, table: ScoreTable, curves: Mapping[str, Series], *, shared: bool = False) -> Shown:
     """Return a figure with a panel for each curve.
 
     Args:
         title: what the panels show.
-        board: the table whose rows are the lines.
+        table: the table whose rows are the lines.
         curves: the lines of each panel.
         shared: whether the vertical axes have one range.
     """
     panels: list[Drawing] = []
     for name, series in curves.items():
-        panels.append(Drawing(name, _lines(3.0, 1.9, series, board.bounds), _described(f"{title}, {name}", series)))
+        panels.append(Drawing(name, _lines(3.0, 1.9, series, table.bounds), _described(f"{title}, {name}", series)))
     if shared:
         ranges = [panel.drawing.axes[0].get_ylim() for panel in panels]
         for panel in panels:
             panel.drawing.axes[0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))
-    return Shown(_caption(title, list(curves.values())), _several(_labels(board)), panels, board.bounds)
+    return Shown(_caption(title, list(curves.values())), _several(_labels(table)), panels, table.bounds)
 
 
 def _several(names: Sequence[str]) -> Sequence[str]:
@@ -197,46 +197,46 @@ def _described(title: str, series: Series) -> str:
 # ---- final scores ----------------------------------------------------------------------------------------------------
 
 
-def accuracy_bars(board: Board) -> Shown:
+def accuracy_bars(table: ScoreTable) -> Shown:
     """Draw the final accuracy by domain, average and worst, with the deviation over seeds; a partial value has no bar.
 
     Colours, and hatches beyond seven rows, are those of the lines. A bound is a line.
     """
-    columns = [*[f"domain:{name}" for name in board.domains], "average", "worst"]
-    names = [*board.domains, "average", "worst"]
+    columns = [*[f"domain:{name}" for name in table.domains], "average", "worst"]
+    names = [*table.domains, "average", "worst"]
     series: dict[str, list[Value | None]] = {}
     words: list[str] = []
-    for row in board.rows:
+    for row in table.rows:
         values = [_whole(row, column) for column in columns]
         series[row.label] = values
         shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
         words.append(f"{row.label}: {', '.join(shown)}.")
     figure, axes = charts.small_axes(5.6, 2.5)
-    charts.draw_bars(axes, names, series, board.bounds)
+    charts.draw_bars(axes, names, series, table.bounds)
     axes.tick_params(axis="x", labelsize=charts.SMALL)
     drawing = Drawing("", figure, " ".join(words))
-    return Shown(f"Accuracy in %{_error_bars(board)}.", _several(_labels(board)), [drawing], board.bounds)
+    return Shown(f"Accuracy in %{_error_bars(table)}.", _several(_labels(table)), [drawing], table.bounds)
 
 
-def accuracy_against_bytes(board: Board) -> Shown:
+def accuracy_against_bytes(table: ScoreTable) -> Shown:
     """Draw the final average accuracy against the megabytes of a run, both ways; both are means over seeds."""
     series: dict[str, tuple[float, Value] | None] = {}
     words: list[str] = []
-    for row in board.rows:
+    for row in table.rows:
         value = _whole(row, "average")
         series[row.label] = None
         if value is not None:
             traffic = statistics.fmean(map(total_bytes, row.runs)) / 1e6
             series[row.label] = (traffic, value)
             words.append(f"{row.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
-    drawing = charts.points(series, "MB of a run, both ways", "", board.bounds)
-    caption = f"Average accuracy in % against traffic{_error_bars(board)}."
+    drawing = charts.points(series, "MB of a run, both ways", "", table.bounds)
+    caption = f"Average accuracy in % against traffic{_error_bars(table)}."
     return Shown(caption, (), [Drawing("", drawing, " ".join(words))])
 
 
-def _error_bars(board: Board) -> str:
+def _error_bars(table: ScoreTable) -> str:
     """Return what the error bars of a figure are; empty if no row has several seeds."""
-    if all(len(row.runs) < 2 for row in board.rows):
+    if all(len(row.runs) < 2 for row in table.rows):
         return ""
     return "; mean, and one standard deviation over seeds as an error bar"
 
@@ -252,17 +252,17 @@ def _whole(row: ScoreRow[RunRecord], column: str) -> Value | None:
 # ---- matrices --------------------------------------------------------------------------------------------------------
 
 
-def confusion(boards: Sequence[Board]) -> list[Shown]:
+def confusion(tables: Sequence[ScoreTable]) -> list[Shown]:
     """Draw the confusion matrix of each domain after the last scored round, run by run."""
-    found: list[Shown] = []
-    for name, run in _detailed(boards):
+    figures: list[Shown] = []
+    for name, run in _detailed(tables):
         number, counts = confusion_counts(run)
         panels: list[Drawing] = []
         for domain, matrix in counts.items():
             panels.append(_matrix(domain, matrix, run.class_names))
         if panels:
-            found.append(Shown(f"{name}, round {number}", (), panels))
-    return found
+            figures.append(Shown(f"{name}, round {number}", (), panels))
+    return figures
 
 
 def confusion_counts(run: RunRecord) -> tuple[int, dict[str, np.ndarray]]:
@@ -276,13 +276,13 @@ def confusion_counts(run: RunRecord) -> tuple[int, dict[str, np.ndarray]]:
         if "confusion" in line and line["confusion"]["classes"] == size:
             lines.append(line)
     last = max([int(line["round"]) for line in lines], default=0)
-    found: dict[str, np.ndarray] = {}
+    matrices: dict[str, np.ndarray] = {}
     for line in lines:
         if int(line["round"]) == last:
-            matrix = found.setdefault(str(line["domain"]), np.zeros((size, size), dtype=np.int64))
+            matrix = matrices.setdefault(str(line["domain"]), np.zeros((size, size), dtype=np.int64))
             cells = line["confusion"]
             np.add.at(matrix, (cells["true"], cells["predicted"]), cells["count"])
-    return last, {name: found[name] for name in run.domains if name in found}
+    return last, {name: matrices[name] for name in run.domains if name in matrices}
 
 
 def _matrix(domain: str, counts: np.ndarray, names: Sequence[str]) -> Drawing:
@@ -320,33 +320,35 @@ def class_samples(run: RunRecord) -> Shown | None:
     return Shown("Training samples of each client by class.", (), [Drawing("", drawing, f"{'; '.join(words)}.")])
 
 
-def _detailed(boards: Sequence[Board]) -> list[tuple[str, RunRecord]]:
+def _detailed(tables: Sequence[ScoreTable]) -> list[tuple[str, RunRecord]]:
     """Return the runs that have confusion matrices in the page, with their names."""
-    every = sum(len(board.runs) for board in boards) <= MAX_DETAILED
-    found: list[tuple[str, RunRecord]] = []
-    for board in boards:
-        for row in board.rows:
+    every = sum(len(table.runs) for table in tables) <= MAX_DETAILED
+    named_runs: list[tuple[str, RunRecord]] = []
+    for table in tables:
+        for row in table.rows:
             for run in row.runs:
                 if every or run is row.runs[0]:
-                    found.append((run_name(row, run), run))
-    return found
+                    named_runs.append((run_name(row, run), run))
+    return named_runs
 
 
 # ---- prototypes ------------------------------------------------------------------------------------------------------
 
 
-def prototypes(boards: Sequence[Board]) -> list[Shown]:
+def prototypes(tables: Sequence[ScoreTable]) -> list[Shown]:
     """Draw what clients of the first run of each row sent, and what the server made of it."""
-    found: list[Shown] = []
-    for board in boards:
-        for row in board.rows:
+    figures: list[Shown] = []
+    for table in tables:
+        for row in table.rows:
             model = RunModel(row.runs[0])
-            if len(found) == MAX_PICTURES or not any(len(page.uploaded) + len(page.prototypes) for page in model.pages):
+            if len(figures) == MAX_PICTURES:
+                continue
+            if not any(len(page.uploaded) + len(page.prototypes) for page in model.pages):
                 continue
             name = run_name(row, row.runs[0])
             try:
                 drawing = prototype_figure(model, "pca", per_domain=0, title="")
             except ConfigError:  # vectors are too few, or all equal
                 continue
-            found.append(Shown(name, (), [Drawing("", drawing, f"Prototypes of {name} in the plane, by round.")]))
-    return found
+            figures.append(Shown(name, (), [Drawing("", drawing, f"Prototypes of {name} in the plane, by round.")]))
+    return figures

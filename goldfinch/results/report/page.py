@@ -18,7 +18,7 @@ from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures import charts
 from goldfinch.results.figures.svg import inline_svg
 from goldfinch.results.frames import FACTS, measure
-from goldfinch.results.groups import Board, exported_run, group_runs
+from goldfinch.results.groups import ScoreTable, exported_run, group_runs
 from goldfinch.results.overrides import export_command, repeat_command
 from goldfinch.results.report import figures, results
 from goldfinch.results.rows import ranked
@@ -37,15 +37,15 @@ def write_report(folders: Sequence[str], output: Path | None = None) -> Path:
     Raises:
         ConfigError: there is no run, or the file cannot be written.
     """
-    boards = group_runs(find_runs(folders, finished=False), name=attrgetter("title"))
+    tables = group_runs(find_runs(folders, finished=False), name=attrgetter("title"))
     path = output or Path(folders[0]) / "report.html"
     with writing(path, "another --output"):
-        write_text(path, render(boards))
+        write_text(path, render(tables))
     return path
 
 
-def render(boards: Sequence[Board]) -> str:
-    """Return the page as HTML. Its content security policy forbids the browser to fetch anything and to run scripts."""
+def render(tables: Sequence[ScoreTable]) -> str:
+    """Return the page as HTML. The page forbids the browser to fetch anything and to run scripts."""
     style = (HERE / "style.css").read_text()
     drawn: list[Figure] = []
 
@@ -60,8 +60,8 @@ def render(boards: Sequence[Board]) -> str:
         return svg(charts.key(index, bound), "")
 
     runs: list[tuple[str, RunRecord]] = []
-    for board in boards:
-        runs += board.named_runs
+    for table in tables:
+        runs += table.named_runs
     policy = [
         "default-src 'none'",
         f"style-src {style_hash(style)}",
@@ -70,7 +70,7 @@ def render(boards: Sequence[Board]) -> str:
         "form-action 'none'",
     ]
     content: dict[str, Any] = {
-        "boards": boards,
+        "tables": tables,
         "runs": runs,
         "style": Markup(style),  # noqa: S704  # our own file
         "policy": "; ".join(policy),

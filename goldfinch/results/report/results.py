@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from common.metrics import COUNTED, RULES, ScoreRule
 from common.text import duration, listing, size
-from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, update_was_used
 from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassTable, class_tables
 from goldfinch.results.frames import OVER_SEEDS, score_frame, table_notes
-from goldfinch.results.groups import Board
+from goldfinch.results.groups import ScoreTable
 from goldfinch.results.rows import KnownRun, ScoreRow, best_row
 from goldfinch.run_model import RunModel
 from server.run.accounting import largest_epsilon
@@ -31,20 +31,20 @@ MAX_CLASSES_SHOWN = 100
 """Classes in a table of recall."""
 
 
-def title(boards: Sequence[Board]) -> str:
+def title(tables: Sequence[ScoreTable]) -> str:
     """Return the page's title."""
     methods: dict[str, None] = {}
     data: dict[str, None] = {}
-    for board in boards:
-        data[board.data] = None
-        for row in board.rows:
+    for table in tables:
+        data[table.data] = None
+        for row in table.rows:
             methods[row.runs[0].title] = None
     shown = f"{len(methods)} methods"
     if len(methods) <= MAX_METHODS_IN_TITLE:
         shown = listing(list(methods))
     attacks: dict[str, None] = {}
-    for board in boards:
-        attacks |= dict.fromkeys(run.attack for run in board.runs if run.attack)
+    for table in tables:
+        attacks |= dict.fromkeys(run.attack for run in table.runs if run.attack)
     under = f", under attack: {'; '.join(attacks)}" if attacks else ""
     return f"{shown} on {listing(list(data))}{under}"
 
@@ -59,15 +59,15 @@ def worst_domain(row: ScoreRow[RunRecord], domains: Sequence[str]) -> str:
     return min(means)[1]
 
 
-def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
+def key_figures(tables: Sequence[ScoreTable]) -> list[tuple[str, str, str]]:
     """Return the main numbers of the page: number, name, note."""
-    figures = _best_figures(boards)
+    figures = _best_figures(tables)
     seconds: list[float] = []
     traffic: list[float] = []
     requests = 0
     statuses: Counter[str] = Counter()
-    for board in boards:
-        for run in board.runs:
+    for table in tables:
+        for run in table.runs:
             seconds.append(_wall_seconds(run))
             traffic.append(total_bytes(run))
             requests += len(run.replies)
@@ -81,13 +81,13 @@ def key_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _best_figures(boards: Sequence[Board]) -> list[tuple[str, str, str]]:
+def _best_figures(tables: Sequence[ScoreTable]) -> list[tuple[str, str, str]]:
     """Return the best average and the best worst domain of one table; empty where no row is the best."""
     figures: list[tuple[str, str, str]] = []
-    if len(boards) != 1:
+    if len(tables) != 1:
         return figures
     for column, name in (("average", "best average"), ("worst", "best worst domain")):
-        best = best_row(boards[0].rows, column)
+        best = best_row(tables[0].rows, column)
         if best is None:
             continue
         value = best.value(column)
@@ -104,67 +104,67 @@ def _wall_seconds(run: RunRecord) -> float:
     return float(run.events[-1]["time"]) - float(run.events[0]["time"])
 
 
-def rules_of(boards: Sequence[Board]) -> dict[str, ScoreRule]:
+def rules_of(tables: Sequence[ScoreTable]) -> dict[str, ScoreRule]:
     """Return the rules by which a run of the page was scored."""
     rules = dict(RULES)
-    for board in boards:
-        for run in board.runs:
+    for table in tables:
+        for run in table.runs:
             if "validated" in run.rules:
                 return rules
     del rules["validated"]
     return rules
 
 
-def metric_boards(board: Board) -> list[tuple[str, Board]]:
-    """Return the board with its scores by each other metric that all its runs have, after the metric's name.
+def metric_tables(table: ScoreTable) -> list[tuple[str, ScoreTable]]:
+    """Return the table with its scores by each other metric that all its runs have, after the metric's name.
 
     Metrics of confusion counts are left out if a run lacks such counts.
     """
-    found: list[tuple[str, Board]] = []
-    measures = board.rows[0].runs[0].measures
+    others: list[tuple[str, ScoreTable]] = []
+    measures = table.rows[0].runs[0].measures
     for metric in (*COUNTED, *measures):
-        other = board.by_metric(metric)
-        if other is None or metric == "accuracy" or metric in [known for known, _ in found]:
+        other = table.by_metric(metric)
+        if other is None or metric == "accuracy" or metric in [known for known, _ in others]:
             continue
-        found.append((metric, other))
-    return [(measures[metric].label, other) for metric, other in found]
+        others.append((metric, other))
+    return [(measures[metric].label, other) for metric, other in others]
 
 
 class Recalls(NamedTuple):
     """A table of recall by class on the page.
 
     Args:
-        board: the board of the row.
-        table: the whole table.
+        table: the table of the row.
+        class_table: the whole table of recalls.
         shown: the numbers of the classes that are shown, in their order.
         notes: what a partial score lacks, and how many classes are left out.
     """
 
-    board: Board
-    table: ClassTable
+    table: ScoreTable
+    class_table: ClassTable
     shown: list[int]
     notes: list[str]
 
 
-def recalls(boards: Sequence[Board]) -> list[Recalls]:
+def recalls(tables: Sequence[ScoreTable]) -> list[Recalls]:
     """Return the recall by class and domain after the last round, of each row with confusion counts.
 
     Of more than :data:`MAX_CLASSES_SHOWN` classes those with the lowest average are shown.
     """
-    found: list[Recalls] = []
-    for board in boards:
-        for table in class_tables(board, "final"):
-            shown, notes = list(range(len(table.classes))), list(table.notes)
+    parts: list[Recalls] = []
+    for table in tables:
+        for class_table in class_tables(table, "final"):
+            shown, notes = list(range(len(class_table.classes))), list(class_table.notes)
             if len(shown) > MAX_CLASSES_SHOWN:
-                averages = [_average_recall(each) for each in table.classes]
+                averages = [_average_recall(each) for each in class_table.classes]
                 shown.sort(key=averages.__getitem__)
                 shown = shown[:MAX_CLASSES_SHOWN]
                 notes.append(
-                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(table.classes)}; "
+                    f"The {MAX_CLASSES_SHOWN} classes with the lowest average of {len(class_table.classes)}; "
                     "goldfinch table --classes shows all"
                 )
-            found.append(Recalls(board, table, shown, notes))
-    return found
+            parts.append(Recalls(table, class_table, shown, notes))
+    return parts
 
 
 def _average_recall(row: ScoreRow[KnownRun]) -> float:
@@ -174,13 +174,13 @@ def _average_recall(row: ScoreRow[KnownRun]) -> float:
     return value.mean
 
 
-def score_rows(board: Board, rule: str) -> list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]]:
+def score_rows(table: ScoreTable, rule: str) -> list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]]:
     """Return each row with its cells, the records of :func:`goldfinch.results.frames.score_frame`."""
-    frame = score_frame(board, rule)
-    found: list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]] = []
-    for row in board.rows:
-        found.append((row, frame[frame["method"] == row.label].to_dict("records")))
-    return found
+    frame = score_frame(table, rule)
+    rows: list[tuple[ScoreRow[RunRecord], list[dict[str, Any]]]] = []
+    for row in table.rows:
+        rows.append((row, frame[frame["method"] == row.label].to_dict("records")))
+    return rows
 
 
 def meaning_of_cells(rows: Sequence[ScoreRow[RunRecord]]) -> str:
@@ -190,19 +190,19 @@ def meaning_of_cells(rows: Sequence[ScoreRow[RunRecord]]) -> str:
     return f"{OVER_SEEDS}; "
 
 
-def score_notes(board: Board, rule: str) -> list[str]:
+def score_notes(table: ScoreTable, rule: str) -> list[str]:
     """Return the notes below a table of scores."""
-    return table_notes(board, score_frame(board, rule), rule)
+    return table_notes(table, score_frame(table, rule), rule)
 
 
-def partial_groups(board: Board) -> list[tuple[str, str]]:
+def partial_groups(table: ScoreTable) -> list[tuple[str, str]]:
     """Return the label of each row with a partial final score, and what the score lacks."""
-    found = []
-    for row in board.rows:
+    partial = []
+    for row in table.rows:
         missing = row.missing()
         if missing:
-            found.append((row.label, "; ".join(missing)))
-    return found
+            partial.append((row.label, "; ".join(missing)))
+    return partial
 
 
 def client_rows(run: RunRecord) -> list[dict[str, Any]]:
@@ -219,16 +219,16 @@ def client_rows(run: RunRecord) -> list[dict[str, Any]]:
         client, status = str(row["client"]), str(row["status"])
         if client not in rows:
             rows[client] = _client(client, row)
-        found = rows[client]
-        found["trained"] += trained(status)
+        client_row = rows[client]
+        client_row["trained"] += update_was_used(status)
         if status in COUNTED_STATUSES:
-            found[status] += 1
-        found["unused"] += status in UNUSED_STATUSES
+            client_row[status] += 1
+        client_row["unused"] += status in UNUSED_STATUSES
         for direction in ("up", "down"):
-            found[direction] += int(row.get(f"bytes_{direction}") or 0)
+            client_row[direction] += int(row.get(f"bytes_{direction}") or 0)
         for phase in ("load", "score", "train", "save"):
-            found["seconds"] += float(row.get(f"seconds_{phase}") or 0)
-        found["memory"] = max(found["memory"], int(row.get("peak_bytes") or 0))
+            client_row["seconds"] += float(row.get(f"seconds_{phase}") or 0)
+        client_row["memory"] = max(client_row["memory"], int(row.get("peak_bytes") or 0))
     return list(rows.values())
 
 
@@ -243,12 +243,16 @@ def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the statuses, besides that of having trained, that a reply of any client has.
+    """Return the statuses of the clients' replies, without ``trained``.
 
     Args:
-        rows: those of :func:`client_rows`.
+        rows: the rows of :func:`client_rows`.
     """
-    return [status for status in COUNTED_STATUSES if any(row[status] for row in rows)]
+    statuses: list[str] = []
+    for status in COUNTED_STATUSES:
+        if any(row[status] for row in rows):
+            statuses.append(status)
+    return statuses
 
 
 def cost(run: RunRecord) -> dict[str, dict[str, float]]:
@@ -278,10 +282,10 @@ def total_bytes(run: RunRecord) -> float:
 def mean_cost(row: ScoreRow[RunRecord], what: str) -> dict[str, float]:
     """Return the parts of a row's cost, and ``all``, their sum: the mean over its runs; see :func:`cost`."""
     costs = [cost(run)[what] for run in row.runs]
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in costs[0]:
-        found[name] = statistics.fmean([entry[name] for entry in costs])
-    return {**found, "all": sum(found.values())}
+        means[name] = statistics.fmean([entry[name] for entry in costs])
+    return {**means, "all": sum(means.values())}
 
 
 def event_rows(run: RunRecord) -> list[dict[str, str | bool]]:
@@ -323,7 +327,7 @@ def setting_rows(rows: Sequence[ScoreRow[RunRecord]]) -> list[tuple[str, list[st
     keys: dict[str, None] = {}
     for row in rows:
         keys |= dict.fromkeys(row.runs[0].options)
-    found = []
+    differing = []
     for key in keys:
         shown: list[str] = []
         for row in rows:
@@ -332,25 +336,25 @@ def setting_rows(rows: Sequence[ScoreRow[RunRecord]]) -> list[tuple[str, list[st
                 value = json.dumps(value, default=str)
             shown.append(value)
         if not key.endswith("_target_") and len(set(shown)) > 1:
-            found.append((key, shown))
-    return found
+            differing.append((key, shown))
+    return differing
 
 
 def versions(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the versions of each package on the server."""
-    found: dict[str, set[str]] = {}
+    numbers_by_package: dict[str, set[str]] = {}
     for run in runs:
         for name, version in run.facts.versions.items():
-            found.setdefault(str(name), set()).add(str(version))
-    return {name: sorted(numbers) for name, numbers in found.items()}
+            numbers_by_package.setdefault(str(name), set()).add(str(version))
+    return {name: sorted(numbers) for name, numbers in numbers_by_package.items()}
 
 
 def splits(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return each client with the SHA-256 of its split; twice if runs differ in it."""
-    found: dict[tuple[str, str], None] = {}
+    pairs: dict[tuple[str, str], None] = {}
     for run in runs:
-        found |= dict.fromkeys(run.facts.splits.items())
-    return list(found)
+        pairs |= dict.fromkeys(run.facts.splits.items())
+    return list(pairs)
 
 
 def privacy_rows(runs: Sequence[tuple[str, RunRecord]]) -> list[dict[str, str]]:
