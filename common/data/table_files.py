@@ -164,10 +164,11 @@ class Cells:
 
 def is_path(cell: str, base: Path) -> bool:
     """Return whether a cell looks like the path of an image: by its suffix, or because the file is there."""
-    if PurePosixPath(cell.replace("\\", "/")).suffix.lower() in SUFFIXES:
+    place = PurePosixPath(cell.replace("\\", "/"))
+    if place.suffix.lower() in SUFFIXES:
         return True
     try:
-        return 0 < len(cell) < 256 and (base / cell).is_file()
+        return 0 < len(cell) < 256 and (base / place).is_file()
     except (OSError, ValueError):
         return False
 

@@ -20,7 +20,7 @@ from support.records import rewrite
 from support.runs import run
 
 from common.choices import CONF
-from common.composition import changed_config
+from common.composition import changed_config, compose_config
 from common.errors import ConfigError
 from common.settings import settings_of
 from goldfinch import cli
@@ -476,3 +476,12 @@ def test_a_description_keeps_its_last_bracket(tmp_path: Path) -> None:
     assert description(place) == "the global mean (G) or the unbiased one (U)"
     place.write_text("# goldfinch run experiment=a\n# (all in brackets)\n")
     assert description(place) == "all in brackets"
+
+
+def test_a_comma_in_the_output_is_quoted_and_sweeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", f"output={tmp_path}/a,b"]) == 1
+    told = capsys.readouterr().err
+    assert "a value with a comma is quoted: " in told
+    assert "sweep" not in told
+    (quoted,) = shlex.split(told.strip().rpartition("is quoted: ")[2])
+    assert compose_config([quoted])["output"] == f"{tmp_path}/a,b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remedies import Attempt, Case, Image, attempt, digest, fits, follow
+from remedies import Attempt, Case, Image, attempt, bare, digest, fits, follow
 from test_remedies import numbers, picture, spoilt, write
 
 EACH = 3
@@ -90,6 +91,8 @@ def build_folder(root: Path, spec: dict[str, Any]) -> tuple[Case, int]:
                     place = spec["pattern"].format(site=site, label=label, part=part, number=number)
                     files.append(root / place / f"{number}{suffix}")
                     content = digest(write(files[-1], MAKERS[values](len(files))))
+                    if values == "NaN":  # a remedy writes numbers in its place
+                        content = f"written again {len(files)}"
                     truth.add(Image(content, site, label, part if "{part}" in spec["pattern"] else ""))
     more = sum(beside(root, what, files[0]) for what in spec["beside"])
     return Case(root, ["data=folder", f"data.root={root}"], frozenset(truth)), len(truth) + more
@@ -150,6 +153,10 @@ def build_table(root: Path, spec: dict[str, Any]) -> tuple[Case, int]:
 def is_right(result: Attempt, case: Case) -> bool:
     """Return whether a reading has every image in its class, and in its domain if the table has one."""
     read = result.images
+    if any(image.content.startswith("written again") for image in case.truth):
+        return Counter((bare(each.domain), bare(each.label)) for each in read) >= Counter(
+            (bare(each.domain), bare(each.label)) for each in case.truth
+        )
     if all(image.domain for image in case.truth):
         return fits(read, case.truth)
     return {(each.content, each.label) for each in read} >= {(each.content, each.label) for each in case.truth}

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +405,12 @@ def test_no_table_says_what_one_is(tmp_path: Path) -> None:
     for fields in ({}, {"path": "none/list.csv"}, {"root": str(tmp_path)}):
         with pytest.raises(Exception, match=r"is no table; set it to a CSV or Parquet file.*data=folder"):
             Table(**fields)  # type: ignore[arg-type]
+
+
+def test_a_users_file_of_the_librarys_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_set(tmp_path / "site")
+    stranger = types.ModuleType("datasets")
+    stranger.__file__ = str(tmp_path / "datasets.py")
+    monkeypatch.setitem(sys.modules, "datasets", stranger)
+    with pytest.raises(ConfigError, match=rf"mv {tmp_path}/datasets.py {tmp_path}/my_datasets.py"):
+        table(place)
