@@ -18,6 +18,7 @@ from common.settings import load_settings
 from goldfinch.commands.export import export
 from goldfinch.explanation import explain
 from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from strategies.core.federation import Federation
 from strategies.core.method import build_model
 
@@ -98,14 +99,14 @@ def test_clients_with_different_networks_learn_and_are_exported(
     settings = settings_of(method, tmp_path / "run", hyper=hyper, train={"rounds": 6})
     done = run(settings)
     assert done.averages()[-1] > 40, "chance is 25"
-    folder = RunRecord.open(tmp_path / "run")
+    kept = RunModel(RunRecord.open(tmp_path / "run"))
     for client, name in (("dark-0", "DigitCNN"), ("noisy-0", "DigitCNNPooled"), ("bright-0", "Small")):
         to = tmp_path / client
         description = export(tmp_path / "run", to, client=client)
         assert description.architecture["model"]["network"]["_target_"].endswith(f".{name}")
         domain = client.removesuffix("-0")
         assert done.summary["scores"]["final"]["accuracy"][domain] == description.score["accuracy"][domain]  # type: ignore[index]
-    assert folder.model("dark-0").state_dict().keys() != folder.model("noisy-0").state_dict().keys()
+    assert kept.model("dark-0").state_dict().keys() != kept.model("noisy-0").state_dict().keys()
     registered = {entry["client"]: entry["device"] for event, entry in done.events if event == "registered"}
     assert registered["dark-0"].endswith(", digit_cnn")
     assert registered["bright-0"].endswith(", small")

@@ -25,6 +25,7 @@ from common.settings import load_settings
 from common.versions import code_sha256
 from goldfinch.cli import main
 from goldfinch.record import RunRecord
+from goldfinch.run_model import RunModel
 from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
 from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
@@ -78,7 +79,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
             run = RunRecord(place / f"seed-{stated.number}")
             assert run.seed == stated.number < STUDY_SEED
             assert run.options["protocol.partition_seed"] is None
-            assert stated.state_sha256 == run.checkpoint.state.sha256()
+            assert stated.state_sha256 == RunModel(run).checkpoint.state.sha256()
             assert stated.score == run.rules["final"]["average"]
             assert stated.code == run.code_by_package["goldfinch"]
             best = load_settings([f"tuned={place / 'best.yaml'}"])
