@@ -50,6 +50,7 @@ ATTACKS: dict[str, str] = {
     "none": "",
     "absent": "absent",
     "sign flip": "sign_flip",
+    "sign flip of 3": "sign_flip",
     "quiet sign flip": "sign_flip",
     "blind flip": "bench.poisoning.BlindFlip",
     "framing": "framing",
@@ -62,7 +63,7 @@ ATTACKS: dict[str, str] = {
 }
 """The attack of each case, as ``goldfinch run attack=`` has it."""
 
-STRENGTHS = {"quiet sign flip": "attack.strength=1.0"}
+STRENGTHS = {"quiet sign flip": "attack.strength=1.0", "sign flip of 3": "attack.strength=3.0"}
 UNLIKE = {
     "one class": "as many images of one class as the others have of all, or all that the domain has",
     "two classes": "the same with two classes",
@@ -89,6 +90,7 @@ ROUNDS = 15
 BLIND = 4096
 """Numbers that "blind flip" replaces."""
 
+FOUR = ("data.domains=[handwritten,printed,signs,sketch]", "protocol=one_per_domain", "protocol.samples=200")
 FIVE = ("data.domains=[handwritten,printed,signs,sketch,blended]", "protocol=one_per_domain", "protocol.samples=200")
 UNEVEN = "protocol=glyphs_uneven"
 TEN = (UNEVEN, "protocol.fraction=0.04", "protocol.fractions={handwritten: 0.08, printed: 0.08, sketch: 0.4}")
@@ -101,7 +103,9 @@ LARGE = (
     "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
 )  # fmt: skip
 FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
+    "1 of 4": (1, FOUR, tuple(ATTACKS)),
     "1 of 5": (1, FIVE, tuple(ATTACKS)),
+    "1 of 10": (1, TEN, tuple(ATTACKS)),
     "2 of 10": (2, TEN, tuple(ATTACKS)),
     "5 honest": (0, FIVE, ("one class", "two classes", "eight samples", "inverted")),
     "rare domain": (0, RARE, ("rare domain",)),
@@ -312,10 +316,19 @@ LAST: dict[str, dict[str, tuple[str, ...]]] = {
 """Defences by federation and case, the most telling first. Without limits on samples, defences that differ only in what
 samples count for are the same where all clients have as many."""
 
+STEPS = ("sign flip of 3", "sign flip", "blind flip", "framing", "little is enough")
+SHARES: dict[str, dict[str, tuple[str, ...]]] = {
+    "1 of 4": dict.fromkeys(("none", *STEPS), PRINTED),
+    "1 of 5": dict.fromkeys(("none", *STEPS), PRINTED),
+    "2 of 10": dict.fromkeys(("none", *STEPS), PRINTED),
+    "1 of 10": dict.fromkeys(STEPS, PRINTED),
+}
+"""The same attacks and rules for each share of hostile clients. Without an attack, 1 of 10 is 2 of 10."""
+
 
 def plan(options: Any) -> Iterator[Key]:
     """Yield the runs of the tables that the command line asks for."""
-    for stage, method in itertools.product((FIRST, SECOND, LAST), METHODS):
+    for stage, method in itertools.product((FIRST, SECOND, LAST, SHARES), METHODS):
         for seed in options.seeds:
             for federation, cases in stage.items():
                 for case, defences in cases.items():
