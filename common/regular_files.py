@@ -5,6 +5,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import DataError
+
 MAX_TEXT = 64 * 2**20
 """Largest text file that is read at once, in bytes, such as ``model.json``."""
 
@@ -54,6 +56,40 @@ def check_regular(path: Path, limit: int) -> None:
         raise OSError(f"{path} is not a regular file")
     if status.st_size > limit:
         raise OSError(f"{path} has {status.st_size} bytes; at most {limit} are read")
+
+
+def file_state(path: Path) -> list[str | int]:
+    """Return what changes when a file is written, replaced or takes another's name, for the key of a cache.
+
+    Two files that are renamed into each other may have equal sizes and times of writing. Their numbers on the disk and
+    the times of the last change of their entries differ.
+
+    Raises:
+        OSError: the file cannot be found.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def check_within(files: Sequence[Path], base: Path) -> None:
+    """Refuse files that lie outside ``base`` after links are resolved; ``base`` may be a link itself.
+
+    Raises:
+        DataError: the first file, or its folder, that lies outside ``base``.
+    """
+    root = base.resolve()
+    places: dict[Path, None] = {}
+    for path in files:
+        if path.is_symlink():
+            places[path] = None
+        else:
+            places[path.parent] = None
+    for place in places:
+        if not place.resolve().is_relative_to(root):
+            raise DataError(
+                f"{place} leads to {place.resolve()}, outside {root}. The domain's folder itself may be a link, "
+                "but none in it may leave it: put the images themselves there (cp -rL copies what links lead to)"
+            )
 
 
 def read_small(path: Path) -> str:

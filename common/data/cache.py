@@ -27,25 +27,12 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "goldfinch"
 
 
-def file_state(path: Path) -> list[str | int]:
-    """Return what changes when a file is written, replaced or takes another's name, for a key of :func:`cached`.
-
-    Two files that are renamed into each other may have equal sizes and times of writing. Their numbers on the disk and
-    the times of the last change of their entries differ.
-
-    Raises:
-        OSError: the file cannot be found.
-    """
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
 def cached(kind: str, key: Sequence[str | int], build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of ``build()``, from the cache if they are in it.
 
     Args:
         kind: the prefix of the file's name.
-        key: everything the tensors depend on, such as file names, :func:`file_state` and options.
+        key: everything the tensors depend on, such as file names, :func:`~common.regular_files.file_state` and options.
         build: builds the tensors. If it raises, the error is passed on and nothing is stored.
     """
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]

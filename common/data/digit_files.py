@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from common.data.image_files import check_within, decode_image, image_files
+from common.data.image_files import decode_image, image_files
 from common.errors import DataError
 from common.extras import libraries_of
-from common.regular_files import kind_of_file
+from common.regular_files import check_within, kind_of_file
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.config import Names, checked
 from common.data.batches import Split
-from common.data.cache import cached, file_state
+from common.data.cache import cached
 from common.data.digit_files import (
     Arrays,
     existing,
@@ -26,6 +26,7 @@ from common.data.names import normal_name
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.extras import libraries_of
+from common.regular_files import file_state
 
 _VERSION = 2  # raise when reading changes
 

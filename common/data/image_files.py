@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from torch import Tensor
 
-from common.data.cache import cached, file_state
-from common.data.names import normal_name
+from common.data.cache import cached
+from common.data.names import SUFFIXES, normal_name
 from common.data.value_ranges import (
     BLOCK_ROWS,
     FINITE,
@@ -34,11 +34,8 @@ from common.data.value_ranges import (
 )
 from common.errors import DataError, some_of
 from common.extras import install_command
-from common.regular_files import kind_of_file
+from common.regular_files import check_within, file_state, kind_of_file
 from common.text import warn_once
-
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
-"""Suffixes of images. A file of another suffix, or of none, is an image by its first bytes; see :func:`is_image`."""
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
@@ -166,27 +163,6 @@ def class_folders(
             raise DataError(f"class folder {folder} has no images; put that class's images there")
         found += [(path, label) for path in files]
     return found
-
-
-def check_within(files: Sequence[Path], base: Path) -> None:
-    """Refuse files that lie outside ``base`` after links are resolved; ``base`` may be a link itself.
-
-    Raises:
-        DataError: the first file, or its folder, that lies outside ``base``.
-    """
-    root = base.resolve()
-    places: dict[Path, None] = {}
-    for path in files:
-        if path.is_symlink():
-            places[path] = None
-        else:
-            places[path.parent] = None
-    for place in places:
-        if not place.resolve().is_relative_to(root):
-            raise DataError(
-                f"{place} leads to {place.resolve()}, outside {root}. The domain's folder itself may be a link, "
-                "but none in it may leave it: put the images themselves there (cp -rL copies what links lead to)"
-            )
 
 
 def without_duplicates(

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 
-from common.data.image_files import SUFFIXES, is_image, is_image_inside
-from common.data.names import coinciding, normal_name, split_of
+from common.data.image_files import is_image, is_image_inside
+from common.data.names import SUFFIXES, coinciding, normal_name, split_of
 from common.errors import DataError, some_of
 from common.extras import install_command
 from common.overrides import written_override

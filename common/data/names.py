@@ -17,6 +17,9 @@ SPLITS: Mapping[str, str] = {
 FILLERS = frozenset({"is", "for", "in", "set", "split", "data", "images", "imgs", "files"})
 """Words beside that of a split which say no more than it does: ``training_set``, ``is_test``, ``Train-Images``."""
 
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+"""Suffixes of images. A file of another suffix, or of none, may be an image by its first bytes."""
+
 YES, NO = frozenset({"1", "true", "yes", "y", "t"}), frozenset({"0", "false", "no", "n", "f"})
 
 _NUMBER = re.compile(r"([+-]?)0*([0-9]+?)(?:\.([0-9]*?)0*)?")

@@ -10,23 +10,15 @@ from typing import Any, ClassVar
 from common.config import check, checked
 from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
-from common.data.image_files import check_within, decode_each, kept_images, without_duplicates
+from common.data.image_files import decode_each, kept_images, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
 from common.data.names import NO, YES, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
-from common.data.table_files import (
-    HUB_NAME,
-    MAX_CELL,
-    Columns,
-    OpenTable,
-    Row,
-    encoded_images,
-    is_table,
-    open_table,
-    sites_in,
-)
+from common.data.table_files import HUB_NAME, MAX_CELL, Columns, Row, is_table, sites_in
+from common.data.table_process import OpenTable, encoded_images, open_table
 from common.errors import DataError, nearest
 from common.overrides import written_override
+from common.regular_files import check_within
 from common.text import shell_line, warn_once
 
 MAX_ABOVE = 5

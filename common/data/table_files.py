@@ -1,37 +1,33 @@
-"""Opening tables of images with Hugging Face's ``datasets``: CSV, Parquet, saved sets and sets on the Hub, bounded.
+"""Tables of images: which files they are, and how CSV, Parquet, saved sets and sets of the Hub are decoded.
 
-Files are not trusted. Rows and bytes are limited before decoding, and errors of the libraries become a
-:class:`~common.errors.DataError`.
+Files are not trusted. What decodes them runs in a process of its own, see :mod:`common.data.table_process`. Rows and
+bytes are limited before decoding, and errors of the libraries become a :class:`~common.errors.DataError`. This module
+imports no torch, so that the process starts quickly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import itertools
 import json
 import math
-import os
 import re
 import shlex
 import struct
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any
 
-from common.data.cache import file_state
-from common.data.image_files import SUFFIXES, check_within
-from common.data.names import NO, YES, name_key, split_of
+from common.data.names import NO, SUFFIXES, YES, name_key, split_of
 from common.errors import DataError, GoldfinchError, nearest, some_of
-from common.extras import hugging_face_datasets
+from common.extras import hugging_face_datasets, libraries_of
 from common.overrides import written_override
-from common.regular_files import check_regular, read_small
+from common.regular_files import check_regular, check_within, read_small
 from common.text import printable, shell_line, warn_once
 
 if TYPE_CHECKING:
@@ -48,8 +44,8 @@ SET, SETS, STATE = "dataset_info.json", "dataset_dict.json", "state.json"
 METADATA = ("metadata.csv", "metadata.parquet")
 """Tables of the images of an ImageFolder, beside them."""
 
-MAX_ROWS = 2**22
-"""Rows of a table: four million images of 32 x 32 pixels are 13 GB when they are decoded."""
+MAX_ROWS = 2**20
+"""Rows of a table: a million images of 32 x 32 pixels are 3.2 GB when they are decoded."""
 
 MAX_COLUMNS = 1000
 
@@ -68,6 +64,12 @@ BLOCK = 2**26
 MAX_GROWTH, FREE_GROWTH = 64, 2**28
 """A column may be decoded to so many times the bytes of its files, and to so many more."""
 
+MAX_CELLS = 2**28
+"""Characters of all paths, labels, domains and splits that are read of a table: 256 of each row of the longest."""
+
+PIECE = 2**20
+"""Bytes of a Parquet file that are fetched at a time."""
+
 BATCH, IMAGES = 1024, 64
 """Rows of text, and of images, that are read at a time."""
 
@@ -76,9 +78,6 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": 
 
 NONE = "none"
 """What says that no column holds the domains, or the splits."""
-
-TEXT = "text"
-"""The kind of every column of a text file."""
 
 MAX_LOOKED = 2**16
 """Characters of a text file, and cells of a column, that tell what they are."""
@@ -180,17 +179,34 @@ class TablePart:
     Args:
         split: the split's name; empty if the table has none.
         files: the files, in order.
-        kind: ``separated``, ``parquet``, ``saved`` or ``hub``.
-        saved: the set of a saved folder or of the Hub, which is open.
+        kind: ``separated``, ``parquet`` or ``arrow``.
+        described: the columns as a saved set's own record has them; ``None`` if there is none.
     """
 
     split: str
     files: tuple[Path, ...]
     kind: str
-    saved: Any = None
+    described: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
+class ColumnKind:
+    """What the cells of a column are.
+
+    Args:
+        holds: ``images``, ``labels``, ``text`` (also numbers), or ``other``.
+        names: of labels, the names of the classes.
+    """
+
+    holds: str
+    names: tuple[str, ...] = ()
+
+
+TEXT = ColumnKind("text")
+"""The kind of every column of a text file."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One image of a table.
 
@@ -211,65 +227,6 @@ class Row:
     domain: str
     split: str
     where: str
-
-
-@dataclass(frozen=True)
-class OpenTable:
-    """A table that was opened.
-
-    Args:
-        name: its name in messages.
-        parts: its files by split.
-        columns: the columns that are read.
-        encoded: whether the images are in the table.
-        rows: all rows.
-        names: names of the classes, if the table declares them.
-        key: what changes if its files do.
-    """
-
-    name: str
-    parts: tuple[TablePart, ...]
-    columns: Columns
-    encoded: bool
-    rows: tuple[Row, ...]
-    names: tuple[str, ...]
-    key: tuple[str | int, ...]
-
-
-class Encoded(Sequence[bytes]):
-    """Encoded images of rows of a table, in a temporary file: those of a domain may be larger than the memory.
-
-    Args:
-        numbers: the rows, in the order of the sequence.
-    """
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
-        self._places: dict[int, tuple[int, int]] = {}
-        self._size = 0
-        self.digests: dict[int, bytes] = {}
-
-    def add(self, number: int, content: bytes) -> None:
-        """Write the image of a row."""
-        self._file.write(content)
-        self._file.flush()
-        self._places[number] = self._size, len(content)
-        self._size += len(content)
-        self.digests[number] = hashlib.sha256(content).digest()
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        start, length = self._places[self.numbers[index]]
-        return os.pread(self._file.fileno(), length, start)
 
 
 # ---- what a table is -------------------------------------------------------------------------------------------------
@@ -343,71 +300,96 @@ def sites_in(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def open_table(
-    place: Path | str, requested: Columns, site: Path | None, domains: tuple[str, ...], *, shared: bool
-) -> OpenTable:
-    """Return the table at ``place``, with its rows but without its images.
+@dataclass(frozen=True)
+class FoundTable:
+    """What a table is, before its rows.
 
     Args:
-        place: a file or a folder; a text is the name of a set on the Hub.
+        parts: its files by split.
+        kinds: its columns.
+        columns: those that are read.
+    """
+
+    parts: tuple[TablePart, ...]
+    kinds: Mapping[str, ColumnKind]
+    columns: Columns
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the images are in the table."""
+        return self.kinds[self.columns.image].holds == "images"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes, if the table declares them."""
+        return self.kinds[self.columns.label].names
+
+
+def find_columns(
+    place: Path | str, parts: tuple[TablePart, ...], requested: Columns, domains: tuple[str, ...] | None
+) -> FoundTable:
+    """Return what the table at ``place`` is.
+
+    Args:
+        place: its file or folder, or the name of a set on the Hub.
+        parts: its files, see :func:`parts_of`.
         requested: the columns that the user named.
-        site: folder that the table's files must lie in; ``None`` for a set on the Hub.
-        domains: names of the domains that are known. Those of a column of domains are among its cells.
-        shared: whether the table may hold several domains, so that a column of domains is looked for; otherwise, of a
-            folder with a file for each domain, only the files of the one in ``domains`` are read.
+        domains: names of the domains that are known; ``None``: no column of domains is looked for.
 
     Raises:
-        DataError: it does not exist, cannot be read, is too large, or its columns are missing or ambiguous.
-        ConfigError: ``datasets`` is not installed.
+        DataError: it cannot be read, is too large, or its columns are missing or ambiguous.
+        ConfigError: a library is not installed.
     """
-    if isinstance(place, str):
-        return _opened(place, requested, (), domains, shared)
-    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    tables = [path for path in files if path.suffix.lower() in (*SEPARATED, *PARQUET, ".arrow", ".json")]
-    check_within(tables, site or place.parent)
-    key: list[str | int] = []
-    with _as_data_errors(place):
-        for path in tables:
-            key += [str(path), *file_state(path)]
-    return _opened(place, requested, tuple(key), domains, shared)
+    with as_data_errors(place):
+        kinds = _kinds(parts[0])
+        return FoundTable(parts, kinds, _choose_columns(str(place), parts, kinds, requested, domains))
+
+
+def rows_of(place: Path | str, found: FoundTable) -> Iterator[Row]:
+    """Yield all rows of a table. Images that are in it are not read.
+
+    Raises:
+        DataError: a row cannot be read, or there is more text than is read.
+    """
+    length = 0
+    with as_data_errors(place):
+        for row in _rows(place, found.parts, found.columns, encoded=found.encoded):
+            length += len(row.place) + len(row.label) + len(row.domain) + len(row.split)
+            if length > MAX_CELLS:
+                raise DataError(
+                    f"table: {place}: the paths, labels, domains and splits of its rows have more than {MAX_CELLS:,} "
+                    "characters. Divide it by domain, or write shorter paths"
+                )
+            yield row
 
 
 @contextlib.contextmanager
-def _as_data_errors(place: Path | str) -> Iterator[None]:
+def as_data_errors(place: Path | str) -> Iterator[None]:
     """Turn the errors that a library raises about a file into a :class:`DataError`, within the context."""
     try:
         yield
-    except GoldfinchError:
+    except (GoldfinchError, MemoryError):
         raise
     except Exception as error:
         text = printable(" ".join(str(error).split()))[:200]
         raise DataError(f"table: {place} cannot be read ({type(error).__name__}: {text}); save it again") from error
 
 
-@lru_cache(maxsize=8)
-def _opened(
-    place: Path | str, requested: Columns, key: tuple[str | int, ...], domains: tuple[str, ...], shared: bool
-) -> OpenTable:
-    parts = _parts(place, "" if shared or len(domains) != 1 else domains[0])
-    with _as_data_errors(place):
-        features = _features(parts[0])
-        columns = _choose_columns(str(place), parts, features, requested, domains if shared else None)
-        names = _class_names(features[columns.label])
-        encoded = _holds_images(features[columns.image])
-        rows = tuple(_rows(place, parts, columns, encoded))
-    files = [str(path) for part in parts for path in part.files]
-    return OpenTable(str(place), parts, columns, encoded, rows, names, (*key, *files))
+def parts_of(place: Path | str, domain: str) -> tuple[TablePart, ...]:
+    """Return the parts of a table.
 
+    Args:
+        place: a file or a folder; a text is the name of a set on the Hub, which is fetched.
+        domain: of a folder with a file for each domain, only the files of this one are read; empty: all.
 
-def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
-    """Return the parts of a table, whose files are within their bounds."""
+    Raises:
+        DataError: a saved set's record cannot be read, its files are too large, or a set cannot be fetched.
+    """
     if isinstance(place, str):
-        return _of_sets(_from_hub(place), "hub", ())
+        return _from_hub(place)
     if place.is_dir() and is_saved(place):
-        datasets = hugging_face_datasets()
-        with _as_data_errors(place):
-            files = _check_saved(place)
-            return _of_sets(datasets.load_from_disk(str(place), keep_in_memory=False), "saved", files)
+        with as_data_errors(place):
+            return _saved_parts(place)
     found = [("", place)] if place.is_file() else _files_in(place, domain)
     by_split: dict[str, list[Path]] = {}
     for word, path in found:
@@ -421,23 +403,20 @@ def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
         kind = "separated"
         if files_of[0].suffix.lower() in PARQUET:
             kind = "parquet"
-            hugging_face_datasets()
         parts.append(TablePart(word, tuple(files_of), kind))
     return tuple(parts)
 
 
-def _of_sets(found: Any, kind: str, files: tuple[Path, ...]) -> tuple[TablePart, ...]:
-    if not isinstance(found, Mapping):
-        return (TablePart("", files, kind, found),)
-    return tuple(TablePart(str(word), files, kind, each) for word, each in found.items())
+def _from_hub(name: str) -> tuple[TablePart, ...]:
+    """Return the parts of a set of the Hub, which ``datasets`` has fetched and written as Arrow files.
 
-
-@lru_cache(maxsize=8)
-def _from_hub(name: str) -> Any:
-    """Return a set of the Hub. ``datasets`` runs no code of it since version 4."""
+    ``datasets`` runs no code of a set since version 4.
+    """
     datasets = hugging_face_datasets()
     try:
-        return datasets.load_dataset(name)
+        found = datasets.load_dataset(name)
+    except MemoryError:
+        raise
     except Exception as error:
         text = printable(" ".join(str(error).split()))[:200]
         raise DataError(
@@ -446,42 +425,51 @@ def _from_hub(name: str) -> Any:
             f"python -c \"import datasets; datasets.load_dataset('{name}').save_to_disk('saved')\", and set "
             "data.path to a copy of the folder"
         ) from error
+    if not isinstance(found, Mapping):
+        found = {"": found}
+    parts: list[TablePart] = []
+    for word, each in found.items():
+        files = tuple(Path(entry["filename"]) for entry in each.cache_files)
+        parts.append(TablePart(str(word), files, "arrow"))
+    return tuple(parts)
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def _check_saved(folder: Path) -> tuple[Path, ...]:
-    """Check the files of a saved set, and return its Arrow files."""
-    folders = [folder]
+def _saved_parts(folder: Path) -> tuple[TablePart, ...]:
+    """Check the files of a saved set, and return its parts: its splits, or all of it."""
+    folders = {"": folder}
     if (folder / SETS).is_file():
         splits = _json(folder / SETS).get("splits")
         if not isinstance(splits, list):
             raise DataError(f"table: {folder / SETS} names no splits; save the set again")
-        folders = [folder / _file_beside(folder / SETS, name) for name in splits]
-    found: list[Path] = []
+        folders = {str(name): folder / _file_beside(folder / SETS, name) for name in splits}
+    parts: list[TablePart] = []
     rows = 0
-    for each in folders:
-        state = _json(each / STATE)
-        if not isinstance(_json(each / SET).get("features"), dict):
+    for word, each in folders.items():
+        state, described = _json(each / STATE), _json(each / SET).get("features")
+        if not isinstance(described, dict):
             raise DataError(f"table: {each / SET} describes no columns; save the set again")
         if state.get("_indices_data_files"):
             raise DataError(f"table: {each} keeps its rows by an index; call flatten_indices() and save it again")
         entries = state.get("_data_files")
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise DataError(f"table: {each / STATE} names no Arrow files; save the set again")
+        files: list[Path] = []
         for entry in entries:
             path = each / _file_beside(each / STATE, entry.get("filename"))
             check_within([path], folder)
-            with _as_data_errors(path):
+            with as_data_errors(path):
                 rows += _check_arrow(path)
-            found.append(path)
+            files.append(path)
+        parts.append(TablePart(word, tuple(files), "arrow", described))
     _check_rows(folder, rows)
-    return tuple(found)
+    return tuple(parts)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    with _as_data_errors(path):
+    with as_data_errors(path):
         content = json.loads(read_small(path))
     if not isinstance(content, dict):
         raise DataError(f"table: {path} cannot be read (it is no JSON object); save the set again")
@@ -502,8 +490,7 @@ def _check_rows(place: object, rows: int) -> None:
 
 def _check_arrow(path: Path) -> int:
     """Return the rows of an Arrow file. Nothing of it is decompressed, so no batch is larger than the file."""
-    import pyarrow
-
+    pyarrow = _pyarrow()
     check_regular(path, MAX_FILE)
     rows = 0
     with pyarrow.memory_map(str(path)) as source:
@@ -541,11 +528,9 @@ def _batch_header(metadata: bytes) -> tuple[int, bool]:
 
 def _check_parquet(path: Path) -> int:
     """Return how many rows of a Parquet file are decoded at a time, so that they take about :data:`BLOCK` bytes."""
-    import pyarrow.parquet
-
     check_regular(path, MAX_FILE)
     size = path.stat().st_size
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with _parquet_file(path) as file:
         metadata = file.metadata
         _check_rows(path, metadata.num_rows)
         if metadata.num_columns > MAX_COLUMNS:
@@ -684,48 +669,81 @@ def _lines(path: Path) -> Iterator[list[str]]:
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _features(part: TablePart) -> Mapping[str, Any]:
-    """Return the columns of a part, each with its kind: as ``datasets`` names it, or :data:`TEXT`."""
-    if part.saved is not None:
-        found: Mapping[str, Any] = part.saved.features
-        return found
+def _pyarrow() -> Any:
+    """Return Arrow's library, which reads on one thread: each of several would take memory of its own."""
+    with libraries_of("table", "data=table"):
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    return pyarrow
+
+
+def _parquet_file(path: Path) -> Any:
+    return _pyarrow().parquet.ParquetFile(path, buffer_size=PIECE)
+
+
+def _kinds(part: TablePart) -> Mapping[str, ColumnKind]:
+    """Return the columns of a part."""
     if part.kind == "separated":
         columns = _form(part.files[0]).columns
         for name, count in Counter(columns).items():
             if count > 1:
                 raise DataError(f"table: {part.files[0]} has {count} columns {name!r}; rename all but one")
         return dict.fromkeys(columns, TEXT)
-    import pyarrow.parquet
-
-    datasets = hugging_face_datasets()
-    for path in part.files:
-        _check_parquet(path)
-    several = [datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(path)) for path in part.files]
+    if not part.files:
+        raise DataError(f"table: the split {part.split!r} has no files; save the set again")
+    several = [_kinds_of_file(path, part) for path in part.files]
     for path, other in zip(part.files, several, strict=True):
         if other != several[0]:
             raise DataError(f"table: {path} has other columns or classes than {part.files[0]}; write them alike")
-    return cast("Mapping[str, Any]", several[0])
+    return several[0]
 
 
-def _holds_images(feature: Any) -> bool:
-    """Return whether a column holds encoded images: an Image, ``{bytes, path}`` as Parquet has it, or bytes."""
-    if isinstance(feature, Mapping):
-        return "bytes" in feature
-    return type(feature).__name__ == "Image" or getattr(feature, "dtype", "") in ("binary", "large_binary")
+def _kinds_of_file(path: Path, part: TablePart) -> Mapping[str, ColumnKind]:
+    """Return the columns of a Parquet or Arrow file by its schema, and the names of classes that ``datasets`` wrote."""
+    pyarrow = _pyarrow()
+    if part.kind == "parquet":
+        _check_parquet(path)
+        with _parquet_file(path) as file:
+            schema = file.schema_arrow
+    else:
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
+            schema = reader.schema
+    described = part.described
+    if described is None:
+        record = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        described = record.get("info", {}).get("features") or {}
+    elif set(described) != set(schema.names):
+        raise DataError(f"table: {path} cannot be read (it has other columns than {SET} describes); save the set again")
+    if len(set(schema.names)) < len(schema.names):
+        raise DataError(f"table: {path} has two columns of one name; rename one")
+    return {field.name: _kind(field.type, described.get(field.name)) for field in schema}
 
 
-def _is_text(feature: Any) -> bool:
-    """Return whether a column's cells are single texts or numbers."""
-    return feature == TEXT or (type(feature).__name__ == "Value" and not _holds_images(feature))
+def _kind(stored: Any, described: Any) -> ColumnKind:
+    """Return the kind of a column, by how Arrow stores it and what ``datasets`` wrote of it."""
+    types = _pyarrow().types
+    if types.is_dictionary(stored):
+        stored = stored.value_type
+    if types.is_struct(stored):
+        holds = "other"
+        if any(stored.field(number).name == "bytes" for number in range(stored.num_fields)):
+            holds = "images"
+        return ColumnKind(holds)
+    if types.is_binary(stored) or types.is_large_binary(stored):
+        return ColumnKind("images")
+    if types.is_nested(stored):
+        return ColumnKind("other")
+    if types.is_integer(stored) and isinstance(described, Mapping) and described.get("_type") == "ClassLabel":
+        return ColumnKind("labels", tuple(map(str, described.get("names") or ())))
+    return TEXT
 
 
-def _is_label(feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel"
-
-
-def _contents(parts: Sequence[TablePart], features: Mapping[str, Any]) -> dict[str, Cells]:
+def _contents(parts: Sequence[TablePart], kinds: Mapping[str, ColumnKind]) -> dict[str, Cells]:
     """Return what the columns of single texts and numbers hold."""
-    names = [name for name in features if _is_text(features[name])]
+    names = [name for name in kinds if kinds[name].holds == "text"]
     found = {name: Cells() for name in names}
     for part in parts:
         base = part.files[0].parent if part.files else Path()
@@ -738,29 +756,29 @@ def _contents(parts: Sequence[TablePart], features: Mapping[str, Any]) -> dict[s
 def _choose_columns(
     place: str,
     parts: Sequence[TablePart],
-    features: Mapping[str, Any],
+    kinds: Mapping[str, ColumnKind],
     requested: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:
     """Return the columns that are read, by what they hold, and log which were taken and which are not read."""
-    known = _named_columns(place, features, requested)
-    contents = _contents(parts, features)
+    known = _named_columns(place, kinds, requested)
+    contents = _contents(parts, kinds)
     left = [name for name in contents if name not in known.chosen()]
     image = known.image
     if not image:
-        encoded = [name for name in features if _holds_images(features[name]) and name not in known.chosen()]
+        encoded = [name for name in kinds if kinds[name].holds == "images" and name not in known.chosen()]
         named = [name for name in left if name_key(name) in ("path", "image")]
         paths = [name for name in left if contents[name].holds_paths]
         both = list(dict.fromkeys([*paths, *named]))
         if len(set(paths) & set(named)) == 1:  # of several with paths, the one that is called so
             both = [name for name in paths if name in named]
-        image = _only_column(place, "image", encoded or both, features, needed=True)
+        image = _only_column(place, "image", encoded or both, kinds, needed=True)
     left = [name for name in left if name != image]
     split = known.split
     if len(parts) == 1 and not split and requested.split != NONE:
         named = [name for name in left if name_key(name) == "split" or split_of(name)]
         words = [name for name in left if contents[name].is_split and name_key(name) != "label"]
-        split = _only_column(place, "split", list(dict.fromkeys([*named, *words])), features, none=True)
+        split = _only_column(place, "split", list(dict.fromkeys([*named, *words])), kinds, none=True)
     left = [name for name in left if name != split]
     domain = known.domain
     if domains is not None and not domain and requested.domain != NONE:
@@ -768,35 +786,33 @@ def _choose_columns(
     left = [name for name in left if name != domain]
     label = known.label
     if not label:
-        labels = [name for name in features if _is_label(features[name]) and name not in known.chosen()]
+        labels = [name for name in kinds if kinds[name].holds == "labels" and name not in known.chosen()]
         named = [name for name in left if name_key(name) == "label"]
         repeated = [name for name in left if contents[name].repeats]
-        label = _only_column(
-            place, "label", labels or named or repeated or left[: 2 - len(left)], features, needed=True
-        )
+        label = _only_column(place, "label", labels or named or repeated or left[: 2 - len(left)], kinds, needed=True)
     columns = Columns(image, label, domain, split, known.scored)
-    _check_kinds(place, columns, features)
+    _check_kinds(place, columns, kinds)
     left = [name for name in left if name != label]
     asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
     columns = _with_few_values(place, parts, columns, {name: contents[name] for name in left}, asked, domains)
-    _log_columns(place, columns, requested, features)
+    _log_columns(place, columns, requested, kinds)
     return columns
 
 
-def _named_columns(place: str, features: Mapping[str, Any], requested: Columns) -> Columns:
+def _named_columns(place: str, kinds: Mapping[str, ColumnKind], requested: Columns) -> Columns:
     """Return the columns that the user named; ``COLUMN:CELL`` names the column of the split and a cell of it."""
     split, scored = requested.split, ""
-    if split and split not in features and ":" in split:
+    if split and split not in kinds and ":" in split:
         split, _, scored = split.rpartition(":")
     domain = requested.domain
-    if domain == NONE and NONE not in features:
+    if domain == NONE and NONE not in kinds:
         domain = ""
-    if split == NONE and NONE not in features:
+    if split == NONE and NONE not in kinds:
         split = ""
     columns = Columns(requested.image, requested.label, domain, split, scored)
     for name in columns.chosen():
-        if name not in features:
-            raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, features))}")
+        if name not in kinds:
+            raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, kinds))}")
     return columns
 
 
@@ -853,7 +869,7 @@ def _only_column(
     place: str,
     what: str,
     found: Sequence[str],
-    features: Mapping[str, Any],
+    kinds: Mapping[str, ColumnKind],
     *,
     needed: bool = False,
     none: bool = False,
@@ -863,25 +879,25 @@ def _only_column(
         ways = [_set(what, name) for name in found[:MAX_SHOWN]] + ["data.split=none"] * none
         raise DataError(f"table: {place}: the columns {names} may both be the {what}; choose one: {' or '.join(ways)}")
     if needed and not found:
-        ways = [_set(what, name) for name in features if _is_text(features[name]) or _is_label(features[name])]
+        ways = [_set(what, name) for name, kind in kinds.items() if kind.holds in ("text", "labels")]
         raise DataError(f"table: {place}: no column is known to be the {what}; choose one: {' or '.join(ways)}")
     return "".join(found)
 
 
-def _check_kinds(place: str, columns: Columns, features: Mapping[str, Any]) -> None:
-    if not (_holds_images(features[columns.image]) or _is_text(features[columns.image])):
+def _check_kinds(place: str, columns: Columns, kinds: Mapping[str, ColumnKind]) -> None:
+    if kinds[columns.image].holds not in ("images", "text"):
         raise DataError(
             f"table: {place}: {columns.image!r} holds neither images nor paths; choose another by data.image="
         )
     for what in ("label", "domain", "split"):
         name = getattr(columns, what)
-        if name and not (_is_text(features[name]) or _is_label(features[name])):
+        if name and kinds[name].holds not in ("text", "labels"):
             raise DataError(
                 f"table: {place}: {name!r} holds no single text or number in each row, as data.{what} needs"
             )
 
 
-def _log_columns(place: str, columns: Columns, requested: Columns, features: Mapping[str, Any]) -> None:
+def _log_columns(place: str, columns: Columns, requested: Columns, kinds: Mapping[str, ColumnKind]) -> None:
     guessed: list[str] = []
     for what in ("image", "label", "domain", "split"):
         name = getattr(columns, what)
@@ -889,7 +905,7 @@ def _log_columns(place: str, columns: Columns, requested: Columns, features: Map
             guessed.append(_set(what, name))
     if guessed:
         warn_once(f"table: {place}: columns are taken as {' '.join(guessed)}")
-    unread = sorted(printable(name) for name in set(features).difference(columns.chosen()))
+    unread = sorted(printable(name) for name in set(kinds).difference(columns.chosen()))
     if unread:
         warn_once(f"table: {place}: columns that are not read: {some_of(unread, 5)}")
 
@@ -908,8 +924,8 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
         base = Path(place)
         if part.files:
             base = part.files[0].parent
-        features = _features(part)
-        names = {name: _class_names(features[name]) for name in wanted}
+        kinds = _kinds(part)
+        names = {name: kinds[name].names for name in wanted}
         for cells, count, read in _cell_batches(part, wanted, names):
             nothing = [""] * count
             cells[""] = nothing  # under the name of a column that the table lacks
@@ -952,35 +968,42 @@ def _checked(cell: str, name: str) -> str:
     return cell
 
 
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of a column's classes; none if its cells are no labels."""
-    return tuple(map(str, getattr(feature, "names", None) or ()))
-
-
 def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iterator[tuple[pyarrow.Table, int]]:
     """Yield some rows of a part that is no text file at a time, and the number of rows before them."""
-    datasets = hugging_face_datasets()
     read = decoded = 0
     size = sum(path.stat().st_size for path in part.files)
-    stream: Any = part.saved
-    if part.kind == "parquet":
-        rows = min([rows, *(_check_parquet(path) for path in part.files)])
-        files = [str(path) for path in part.files]
-        stream = datasets.IterableDataset.from_parquet(files, columns=list(columns), batch_size=rows)
-    for batch in stream.select_columns(list(columns)).with_format("arrow").iter(rows):
-        yield batch, read
-        read += batch.num_rows
-        _check_rows(part.files[0] if part.files else part.split, read)
+    for path in part.files:
+        batches = partial(_arrow_batches, path, rows)
         if part.kind == "parquet":
-            decoded += batch.nbytes
-            _check_growth(part.files[0], decoded, size)
+            batches = partial(_parquet_batches, path, min(rows, _check_parquet(path)), columns)
+        for batch in batches():
+            table = _pyarrow().Table.from_batches([batch]).select(list(columns))
+            yield table, read
+            read += table.num_rows
+            _check_rows(path, read)
+            if part.kind == "parquet":
+                decoded += table.nbytes
+                _check_growth(path, decoded, size)
+
+
+def _parquet_batches(path: Path, rows: int, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+    with _parquet_file(path) as file:
+        yield from file.iter_batches(rows, columns=list(columns), use_threads=False)
+
+
+def _arrow_batches(path: Path, rows: int) -> Iterator[pyarrow.RecordBatch]:
+    pyarrow = _pyarrow()
+    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
+        for batch in reader:
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
 
 
 def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> list[str]:
     """Return the cells of a column as texts; an empty cell is an empty text."""
-    import pyarrow
-    import pyarrow.compute
-
+    pyarrow = _pyarrow()
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = column.type
     text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
     number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
@@ -1003,28 +1026,34 @@ def _class_name(value: Any, names: Sequence[str], column: str) -> str:
     return names[value]
 
 
-def encoded_images(table: OpenTable, numbers: Sequence[int]) -> Encoded:
-    """Return the encoded images of rows of a table that holds them.
+def images_of(
+    place: Path | str, parts: tuple[TablePart, ...], column: str, numbers: Sequence[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the encoded images of rows of a table that holds them, each with its row, in the table's order.
 
     Args:
-        table: the table.
+        place: see :func:`find_columns`.
+        parts: likewise.
+        column: the column of the images.
         numbers: positions of the rows.
 
     Raises:
         DataError: a row holds no image, or there are more bytes than are read.
     """
-    column = table.columns.image
     wanted = frozenset(numbers)
-    found = Encoded(numbers)
-    number = 0
-    with _as_data_errors(table.name):
-        for part in table.parts:
-            for batch, _ in _batches(part, [column], IMAGES):
-                for cell in batch[column].to_pylist():
+    number = length = 0
+    with as_data_errors(place):
+        stored = sum(path.stat().st_size for part in parts for path in part.files)
+        for part in parts:
+            for batch, read in _batches(part, [column], IMAGES):
+                for index, cell in enumerate(batch[column]):
                     if number in wanted:
-                        found.add(number, _content(cell, f"{table.name}: {table.rows[number].where} of {column!r}"))
+                        where = f"{part.split} row {read + index + 1}".strip()
+                        content = _content(cell.as_py(), f"{place}: {where} of {column!r}")
+                        length += len(content)
+                        _check_growth(place, length, stored)
+                        yield number, content
                     number += 1
-    return found
 
 
 def _content(cell: Any, where: str) -> bytes:

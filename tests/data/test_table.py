@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -359,20 +357,30 @@ def test_the_cache_follows_the_table(kind: str, tmp_path: Path) -> None:
 # ---- the Hub, and without the library --------------------------------------------------------------------------------
 
 
+HUB = """
+import pathlib
+class Features: pass
+class Split:
+    cache_files = [{"filename": str(next(pathlib.Path({place!r}).glob("*.arrow")))}]
+def load_dataset(*names, **options):
+    with open({asked!r}, "a") as stream:
+        print(names, options, file=stream)
+    return {"train": Split}
+"""
+"""What is asked of ``datasets``."""
+
+
 def test_a_set_of_the_hub_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns, kinds and the single split of ``flwrlabs/pacs``."""
-    asked: list[tuple[Any, ...]] = []
-
-    def load(*names: Any, **options: Any) -> datasets.DatasetDict:
-        asked.append((names, options))
-        return datasets.DatasetDict({"train": make_set(ROWS * 2, domain=["photo"] * 6 + ["sketch"] * 6)})
-
+    saved = write_set(tmp_path / "fetched", ROWS * 2, domain=["photo"] * 6 + ["sketch"] * 6)
+    code = HUB.replace("{place!r}", repr(str(saved))).replace("{asked!r}", repr(str(tmp_path / "asked")))
+    (tmp_path / "datasets.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.syspath_prepend(tmp_path)
     source = Table(path="made-up/pacs", image_size=8, train_fraction=0.7)
     assert (source.domains, source.class_names) == (("photo", "sketch"), CLASSES)
     assert levels(source.load("sketch").test) == [50, 60]
-    assert asked == [(("made-up/pacs",), {})], "asked once, and for no code"
+    assert (tmp_path / "asked").read_text() == "('made-up/pacs',) {}\n", "asked once, and for no code"
 
 
 @pytest.mark.long
@@ -386,8 +394,10 @@ def test_the_hub_without_a_network_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_table_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``load_dataset`` of ``datasets`` asks a server in the network even for a local CSV file."""
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **options: pytest.fail(f"asked for {names[:1]}"))
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "datasets.py").write_text("raise ValueError('datasets is imported')")
     make_set(ROWS).to_parquet(tmp_path / "a.parquet")
+    monkeypatch.syspath_prepend(tmp_path / "shadow")
     for place in (tmp_path / "a.parquet", write_set(tmp_path / "b"), write_list(tmp_path / "c.csv", LISTED)):
         source = table(place)
         source.load(source.domains[0])
@@ -395,9 +405,10 @@ def test_a_table_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_its_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = write_set(tmp_path / "site")
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "pyarrow.py").write_text("raise ImportError(name='pyarrow')")
+    monkeypatch.syspath_prepend(tmp_path)
     assert table(write_list(tmp_path / "site.csv", LISTED)).domains == ("site",), "a list needs no library"
-    with pytest.raises(ConfigError, match=r"pip install .*\[table\]"):
+    with pytest.raises(ConfigError, match=r"data=table needs pyarrow: .*pip install .*\[table\]"):
         table(place)
 
 
@@ -408,9 +419,7 @@ def test_no_table_says_what_one_is(tmp_path: Path) -> None:
 
 
 def test_a_users_file_of_the_librarys_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = write_set(tmp_path / "site")
-    stranger = types.ModuleType("datasets")
-    stranger.__file__ = str(tmp_path / "datasets.py")
-    monkeypatch.setitem(sys.modules, "datasets", stranger)
+    (tmp_path / "datasets.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=rf"mv {tmp_path}/datasets.py {tmp_path}/my_datasets.py"):
-        table(place)
+        Table(path="made-up/other")

@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from hypothesis import strategies as st
 from table_makers import CLASSES, ROWS, encoded, make_set, write_list, write_set, write_splits
 
 from common.data import domain as domain_module
-from common.data import table_files
+from common.data import table_files, table_process
 from common.data.table import Table
 from common.errors import DataError, GoldfinchError
+from common.text import warn_once
 
 LISTED = "path,label,split\npictures/3.png,dog,train\npictures/1.png,cat,train\npictures/2.png,dog,test\n"
 
@@ -45,17 +48,23 @@ def test_a_small_parquet_file_of_many_rows_is_not_decoded(tmp_path: Path) -> Non
     cells = {"path": pa.nulls(rows, pa.string()), "label": pa.nulls(rows, pa.string())}
     parquet.write_table(pa.table(cells), tmp_path / "a.parquet", row_group_size=rows)
     assert (tmp_path / "a.parquet").stat().st_size < 20_000
-    refused(tmp_path / "a.parquet", r"has 4,194,305 rows; at most 4,194,304 are read. Divide it by domain")
+    refused(tmp_path / "a.parquet", r"has 1,048,577 rows; at most 1,048,576 are read. Divide it by domain")
 
 
-def test_a_parquet_file_that_repeats_an_image_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_files, "FREE_GROWTH", 2**20)
-    image = encoded(9) + bytes(2**16)
-    found = make_set([(1, 0)] * 500)
-    cells = pa.StructArray.from_arrays([pa.array([image] * 500), pa.nulls(500, pa.string())], ["bytes", "path"])
-    rows = pa.table({"image": cells, "label": found.data["label"]}, schema=found.features.arrow_schema)
-    parquet.write_table(rows, tmp_path / "a.parquet")
-    assert (tmp_path / "a.parquet").stat().st_size < 20_000
+def repeated(image: bytes, rows: int) -> pa.DictionaryArray:
+    """A column in which each row is the same image, which is stored once."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([image], pa.binary()))
+
+
+def write_zipped(place: Path, columns: dict[str, Any]) -> None:
+    parquet.write_table(pa.table(columns), place, compression="zstd", dictionary_pagesize_limit=2**26)
+    assert place.stat().st_size < 200_000
+
+
+def test_a_parquet_file_that_repeats_an_image_is_not_decoded(tmp_path: Path) -> None:
+    """A file of 802 bytes took 4.9 GB."""
+    image = encoded(9) + bytes(2**22)
+    write_zipped(tmp_path / "a.parquet", {"image": repeated(image, 200), "label": ["cat", "dog"] * 100})
     refused(tmp_path / "a.parquet", r"bytes decode to [0-9,]+ or more; at most 64 times as many")
 
 
@@ -96,6 +105,58 @@ def test_reading_a_list_decodes_no_image(tmp_path: Path) -> None:
     place = write_list(tmp_path / "a.csv", "path,label,domain\n" + lines, images=0)
     assert Table(path=str(place)).domains == ("site_0", "site_1", "site_2")
     assert Table(path=str(place)).class_names == ("cat",)
+
+
+def test_a_table_takes_no_more_memory_whatever_is_in_it(tmp_path: Path) -> None:
+    """Nothing foresees this file: each of 300 fields of its images is small, and all of 64 rows are 19 GB."""
+    same = pa.array([bytes(2**20)] * 64)
+    names = ["bytes", *(f"field {number}" for number in range(299))]
+    cells = pa.StructArray.from_arrays([same] * len(names), names)
+    write_zipped(tmp_path / "a.parquet", {"image": cells, "label": ["cat", "dog"] * 32})
+    refused(tmp_path / "a.parquet", r"takes more than 1.1.GB of memory, the most that is used; save it again with few")
+
+
+def test_a_process_that_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Arrow had stopped it."""
+    (tmp_path / "pyarrow.py").write_text("import os\nos.write(2, b'bad alloc\\n')\nos.abort()\n")
+    write_set(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused(tmp_path / "site", r"site cannot be decoded: the process .* ended with status -6 \(bad alloc\)")
+
+
+def test_a_system_without_the_limit_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "resource.py").write_text("raise ImportError")
+    place = write_list(tmp_path / "site" / "a.csv", LISTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    warn_once.cache_clear()
+    for _ in range(2):
+        load(place)
+        domain_module._load.cache_clear()
+    assert caplog.text.count("this system does not limit the memory") == 1
+
+
+def test_a_table_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answers = table_process._answers
+
+    def counted(place: Any, request: Any) -> Any:
+        asked.append(request["task"])
+        return answers(place, request)
+
+    monkeypatch.setattr(table_process, "_answers", counted)
+    place = write_set(tmp_path / "site")
+    for _ in range(2):
+        load(place)
+        domain_module._load.cache_clear()
+    assert asked == ["rows", "images"]
+
+
+def test_the_process_starts_without_torch() -> None:
+    code = "import sys, common.data.table_process; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # ---- hostile records of a saved set ----------------------------------------------------------------------------------
@@ -215,6 +276,15 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TABLES = {"saved": "", "parquet": "a.parquet", "list": "a.csv"}
 
 
+def answers_here(_place: Any, request: Any) -> Any:
+    """What the process would answer, without the process: for many examples."""
+    sent: list[tuple[Any, bytes]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_process, "_send", lambda answer, content=b"": sent.append((answer, content)))
+        table_process._serve(json.loads(json.dumps(request)))
+    return iter(sent)
+
+
 @pytest.mark.parametrize("kind", TABLES)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -230,5 +300,6 @@ def test_whatever_is_in_a_table_ends_in_words(kind: str, data: st.DataObject, ta
         content[place] = data.draw(st.integers(0, 255), "byte")
     path.write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)), "length")])
     domain_module._load.cache_clear()
-    with contextlib.suppress(GoldfinchError):
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(GoldfinchError):
+        patch.setattr(table_process, "_answers", answers_here)
         load(folder / TABLES[kind])
