@@ -4,8 +4,18 @@ import contextlib
 import difflib
 import errno
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from common.text import printable
+
+PARTS = ("client", "common", "goldfinch", "server", "strategies")
+"""Folders of Goldfinch's own code."""
+
+MAX_REASON, MAX_TRACEBACK = 2_000, 20_000
+"""Characters of a reason and of a traceback that are sent, recorded and shown."""
 
 
 class GoldfinchError(Exception):
@@ -92,6 +102,30 @@ def some_of(names: Sequence[str], most: int = 20) -> str:
     if len(names) > most:
         shown += f" and {len(names) - most:,} more"
     return shown
+
+
+def reason_of(text: str) -> str:
+    """Return the text of an error as the reason of a failure or refusal: printable, and of :data:`MAX_REASON` letters.
+
+    Every reason that is sent or recorded is made here, and an error may hold whatever a file or a device holds.
+    """
+    return printable(text[:MAX_REASON])[:MAX_REASON]
+
+
+def traceback_of(text: str) -> str:
+    """Return the end of a traceback, printable, and of :data:`MAX_TRACEBACK` letters."""
+    return printable(text[-MAX_TRACEBACK:], keep="\n")[-MAX_TRACEBACK:]
+
+
+def places_of(error: BaseException) -> list[str]:
+    """Return where in Goldfinch's own files an error passed, the last place last: ``client/trainer.py:9``."""
+    root = Path(__file__).resolve().parent.parent
+    places: list[str] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(root) and path.relative_to(root).parts[0] in PARTS:
+            places.append(f"{path.relative_to(root).as_posix()}:{frame.lineno}")
+    return places
 
 
 def kind_of(reason: str) -> str:

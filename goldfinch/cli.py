@@ -434,7 +434,7 @@ def _doctor(
     goldfinch doctor --server HOST:PORT --ca FILE
     goldfinch doctor --report RUN
     KEY=VALUE  a data set: what of its files is there, and what is missing
-    A file for a public issue has settings, versions, counts and messages, and no paths, names or data.
+    A file for a public issue has settings, versions, counts, and where errors were raised; no path, name, text or data.
     """
     if report is not None:
         from goldfinch.commands.public_report import write_public_report

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from client.reasons import reason_for
-from common.errors import PayloadError
+from common.errors import PayloadError, reason_of, traceback_of
 
 MAX_HEADER_BYTES = 16 * 1024**2
 MAX_TENSOR_BYTES = 2 * 1024**3
@@ -76,7 +76,8 @@ class TrainerReply:
         traceback.print_exc()
         if private:
             return cls(ok=False, text=reason_for(error))
-        return cls(ok=False, text=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        text = reason_of(f"{type(error).__name__}: {error}")
+        return cls(ok=False, text=text, traceback=traceback_of(traceback.format_exc()))
 
 
 Content = TypeVar("Content", Question, TrainerReply)

@@ -567,7 +567,8 @@ def _reply(request: Request, content: RecordDict) -> Reply | Failure:
     client = request.client
     result = recorddict_to_fitres(content, keep_input=False)
     if result.status.code != Code.OK:
-        return Failure(client, "failed", result.status.message, str(result.metrics.get("traceback", "")))
+        trace = result.metrics.get("traceback")
+        return Failure(client, "failed", result.status.message, trace if isinstance(trace, str) else "")
     try:
         answer, payload, bytes_up = fit_res_to_answer(result)
     except PayloadError as error:

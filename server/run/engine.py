@@ -6,14 +6,11 @@ from typing import Protocol
 
 import torch
 
+from common.errors import reason_of, traceback_of
 from common.numerics import generator
-from common.text import printable
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload
 from strategies.core.federation import Closing, Reply
-
-MAX_REASON, MAX_TRACEBACK = 2_000, 20_000
-"""Characters of a client's message and traceback that are recorded; a client may send more."""
 
 ENOUGH = "enough others had answered"
 """Why a client is late."""
@@ -42,9 +39,8 @@ class Failure:
     bytes_up: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", printable(self.reason[:MAX_REASON])[:MAX_REASON])
-        shown = printable(self.traceback[-MAX_TRACEBACK:], keep="\n")
-        object.__setattr__(self, "traceback", shown[-MAX_TRACEBACK:])
+        object.__setattr__(self, "reason", reason_of(self.reason))
+        object.__setattr__(self, "traceback", traceback_of(self.traceback))
 
 
 Admit = Callable[[Registration], str | None]

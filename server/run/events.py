@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import kind_of, some_of
+from common import errors
+from common.errors import PARTS, kind_of, some_of
 from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
-from common.wire.messages import COUNTED_STATUSES, SCALED
+from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES
+from server.run.schema import EVENTS, NEEDED, REPLIES, read_lines, stream_lines
 
 if TYPE_CHECKING:  # imports torch, which the text of an event does without
     from common.settings import RunSettings
@@ -435,3 +440,80 @@ def partial_note(entry: Mapping[str, Any]) -> str:
     if not missing:
         return ""
     return f"  PARTIAL, without {named_missing(missing)}"
+
+
+# ---- what of a run may be public -------------------------------------------------------------------------------------
+
+MAX_PROBLEMS = 20
+"""Different problems that a public report has."""
+
+STATUSES = frozenset({*COUNTED_STATUSES, *UNUSED_STATUSES, SCALED, "late"})
+
+KNOWN_EVENTS = frozenset({*NEEDED, *LINES, "round", "client state lost", *(f"client {status}" for status in STATUSES)})
+
+ERRORS = frozenset(
+    name
+    for module in (builtins, errors)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, Exception)
+)
+"""Classes of errors that may be named: Python's, and Goldfinch's."""
+
+FRAME = re.compile(rf'File "(?:[^"]*/)?((?:{"|".join(PARTS)})/[^"]+\.py)", line (\d{{1,6}})')
+"""A frame of a traceback in a file that may be Goldfinch's own."""
+
+PLACE = re.compile(rf"((?:{'|'.join(PARTS)})/.+\.py):(\d{{1,6}})")
+RAISED = re.compile(r"^(?:\w+\.)*(\w+)(?::|$)", re.MULTILINE)
+"""The line of a traceback with the error's class."""
+
+
+def public_lines(folder: Path) -> list[str]:
+    """Return lines about the run in ``folder`` that hold no text of it.
+
+    They count the events and replies of each kind. Of each error they have its class and where it was raised, if these
+    are of Python or of Goldfinch. What is not known is called ``other``, and any text ``<text>``.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    events: Sequence[Mapping[str, Any]] = ()
+    if (folder / EVENTS).exists():
+        events = read_lines(folder / EVENTS)
+    statuses: Counter[str] = Counter()
+    if (folder / REPLIES).exists():
+        statuses.update(_known(line.get("status"), STATUSES) for line in stream_lines(folder / REPLIES))
+    lines = ["", "events", *_counts(Counter(_known(entry["event"], KNOWN_EVENTS) for entry in events))]
+    lines += ["", "replies", *_counts(statuses), "", "problems"]
+    problems = Counter(_problem(entry) for entry in events if "reason" in entry)
+    lines += [f"  {count} x {problem}" for problem, count in problems.most_common(MAX_PROBLEMS)]
+    return lines
+
+
+def _known(name: object, names: frozenset[str]) -> str:
+    if isinstance(name, str) and name in names:
+        return name
+    return "other"
+
+
+def _counts(counts: Counter[str]) -> Iterator[str]:
+    for name, count in sorted(counts.items()):
+        yield f"  {name}: {count}"
+
+
+def _problem(entry: Mapping[str, Any]) -> str:
+    """Return what is public of an event with a reason."""
+    trace = str(entry.get("traceback", ""))
+    found = FRAME.findall(trace)
+    for place in entry.get("places", ()):
+        found += PLACE.findall(place)
+    places = [f"\n      {path}:{int(line)}" for path, line in found if path in _own_files()]
+    codes = [name for name in (entry.get("error"), *RAISED.findall(trace)) if name in ERRORS]
+    line = ": ".join([_known(entry["event"], KNOWN_EVENTS), *codes[-1:], "<text>"])
+    return "".join([line, *places])
+
+
+@lru_cache
+def _own_files() -> frozenset[str]:
+    """Return the names of Goldfinch's own files."""
+    root = Path(__file__).resolve().parents[2]
+    return frozenset(path.relative_to(root).as_posix() for part in PARTS for path in (root / part).rglob("*.py"))

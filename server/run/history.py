@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.errors import reason_of
 from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
 from common.wire.messages import UNUSED_STATUSES
@@ -160,6 +161,8 @@ class History:
             told: content that only the listeners get, because other files of the run hold it.
             content: what both get.
         """
+        if "reason" in content:
+            content["reason"] = reason_of(str(content["reason"]))
         entry = {"event": name, "time": round(time.time(), 3), **content}
         append_lines(self.folder / EVENTS, [{**entry, **(recorded or {})}])
         self._tell(name, {**entry, **(told or {})})

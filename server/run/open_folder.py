@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import EngineError
+from common.errors import EngineError, places_of
 from common.metrics import RoundScore, best_of, peak_bytes
 from common.run_config import attack_text
 from common.settings import RunSettings
@@ -192,14 +192,20 @@ class OpenFolder:
         if self._start is None:
             return
         if isinstance(error, EngineError):
-            self.history.event("failed", round=self.federation.server.round, reason=str(error).partition("\n")[0])
+            reason = str(error).partition("\n")[0]
+            self.history.event("failed", round=self.federation.server.round, reason=reason, recorded=raised(error))
             return
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if type(error) is KeyboardInterrupt:
             reason = "Ctrl-C"
         elif isinstance(error, Terminated | SystemExit):
             reason = "a signal to its process, or flwr stop"
-        self.history.event(INTERRUPTED, reason=reason)
+        self.history.event(INTERRUPTED, reason=reason, recorded=raised(error))
+
+
+def raised(error: BaseException) -> dict[str, object]:
+    """Return what a record holds of an error besides its text: its class, and where it passed in Goldfinch's files."""
+    return {"error": type(error).__name__, "places": places_of(error)}
 
 
 def what_is_scored(method: Method) -> str:

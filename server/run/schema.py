@@ -140,6 +140,8 @@ class Event(TypedDict):
     validation: NotRequired[dict[str, Integer]]
     unseen: NotRequired[list[str]]
     reason: NotRequired[str]
+    error: NotRequired[Text]
+    places: NotRequired[list[Text]]
     counted: NotRequired[Integer]
     registered: NotRequired[Integer]
     sha256: NotRequired[Text]

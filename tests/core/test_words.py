@@ -15,13 +15,16 @@ from support.exchanges import ANSWER
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
-from common.errors import PayloadError
+from client.resident.messages import TrainerReply
+from common.errors import MAX_REASON, MAX_TRACEBACK, DataError, PayloadError
 from common.text import FORMULA, printable
 from common.wire.messages import MAX_ENTRIES, Answer, Registration, Request, read_header
 from common.wire.payload import Payload
 from goldfinch.trackers.live import LiveView
-from server.run.engine import MAX_REASON, MAX_TRACEBACK, Failure
+from server.run.engine import Failure
 from server.run.events import Subject
+from server.run.history import History
+from server.run.schema import EVENTS, read_lines
 from strategies.core.codec import MAX_REGISTERED, read_registrations, write_registrations
 
 ODD = {
@@ -124,6 +127,21 @@ def test_the_message_of_a_failure_is_bounded_and_a_plain_one_unchanged() -> None
     assert Failure("dark-0", "failed", "", "y" * 10**6 + "the end").traceback.endswith("the end")
     plain = "ValueError: 3 < 4, größer als erlaubt"
     assert Failure("dark-0", "failed", plain).reason == printable(plain) == plain
+
+
+def test_a_reason_is_cut_where_it_is_made(tmp_path: Path) -> None:
+    """A refusal of a million characters was sent, recorded and shown."""
+    told: list[str] = []
+    history = History(tmp_path, listeners=[lambda _, entry: told.append(entry["reason"])])
+    try:
+        raise DataError("x" * 10**6)
+    except DataError as error:
+        sent = TrainerReply.of(error, private=False)
+        history.event("interrupted", reason=str(error))
+    assert len(sent.text) == MAX_REASON
+    assert len(sent.traceback) == MAX_TRACEBACK
+    assert told == ["x" * MAX_REASON]
+    assert read_lines(tmp_path / EVENTS)[0]["reason"] == told[0]
 
 
 def test_a_test_set_stays_as_large_as_it_was(tmp_path: Path) -> None:
