@@ -1,5 +1,6 @@
 """A run's settings: the composed configuration as checked, frozen dataclasses."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
@@ -25,7 +26,7 @@ from common.overrides import CONFIGURATION, Overrides, overrides_in, split_overr
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.round_settings import RoundSettings, TrainSettings
-from common.run_config import configuration_of, identity_of, scoring_of, sent_config
+from common.run_config import configuration_of, flat, identity_of, scoring_of, sent_config
 from common.text import printable, warn_once
 from common.versions import OURS, code_sha256
 
@@ -299,6 +300,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     for key in (*groups, "engine", "tracker"):
         if not isinstance(raw.get(key), Mapping):
             raise ConfigError(f"no {key} chosen; add {key}=NAME (see conf/{key}/)")
+    check_no_password(raw)
     raw = dict(raw)
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
@@ -326,6 +328,20 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     _check_validation(settings)
     _check_freeze(settings)
     return settings
+
+
+def check_no_password(raw: Mapping[str, Any]) -> None:
+    """Check that no setting holds an address with a password: settings are recorded, and every device receives them.
+
+    Raises:
+        ConfigError: one does; the message does not repeat it.
+    """
+    for key, value in flat(raw).items():
+        if re.search(r"://[^/\s@]*:[^/\s@]+@", str(value)):
+            raise ConfigError(
+                f"{key}: the address holds a password, and settings are recorded and sent to every device; leave the "
+                "password out, and give it to the library itself (such as MLFLOW_TRACKING_PASSWORD, or ~/.pgpass)"
+            )
 
 
 def takes_class_defaults(raw: Mapping[str, Any], group: str) -> bool:

@@ -186,7 +186,13 @@ def _compare(
     batch: Annotated[int, _rule("batch", "N", min=1)] = Rules.batch,
     output: Output = None,
     storage: Annotated[
-        str, option("--storage", text="A database that keeps the studies; by default the folder does.", metavar="URL")
+        str,
+        option(
+            "--storage",
+            text="A database that keeps the studies; by default the folder does.",
+            metavar="URL",
+            envvar="GOLDFINCH_STORAGE",
+        ),
     ] = "",
     jobs: Jobs = 1,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,

@@ -39,7 +39,17 @@ from goldfinch.study.search import (
     tuned_command,
     write_best,
 )
-from goldfinch.study.storage import DONE, JOURNAL, SILENCE, Task, database_errors, entries, storage_of, take
+from goldfinch.study.storage import (
+    DONE,
+    JOURNAL,
+    SILENCE,
+    STORAGE_VARIABLE,
+    Task,
+    database_errors,
+    entries,
+    storage_of,
+    take,
+)
 from server.run.conduct import check_not_in_a_run
 from server.run.own_processes import OwnProcesses
 
@@ -362,12 +372,11 @@ def board_of(study: TuningStudy) -> str:
 def _in_processes(request: CompareRequest, jobs: int, threads: int, say: Say) -> None:
     """Share the work of a comparison among processes, and wait until they end; the caller does what they left."""
     words = [*request.words, "--worker"]
-    if request.storage:
-        words.append(f"--storage={request.storage}")
     if request.overwrite:
         words.append("overwrite=true")
     with OwnProcesses() as processes:
-        started = [processes.start(words, threads) for _ in range(jobs)]
+        more = {STORAGE_VARIABLE: request.storage}  # all users of a machine see the command lines of its processes
+        started = [processes.start(words, threads, more=more) for _ in range(jobs)]
         for process in started:
             code = process.wait()
             if code:

@@ -8,6 +8,7 @@ that sends none is free again.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import sqlalchemy.engine
 import sqlalchemy.exc
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, fail_stale_trials
@@ -28,6 +30,9 @@ from common.regular_files import check_regular
 JOURNAL = "journal.log"
 MAX_JOURNAL = 2**30
 """Largest journal that is read, in bytes."""
+
+STORAGE_VARIABLE = "GOLDFINCH_STORAGE"
+"""Environment variable in place of ``--storage``."""
 
 HEARTBEAT = 15
 """Seconds between the heartbeats of a process that works."""
@@ -46,6 +51,8 @@ Task = Mapping[str, Any]
 
 class FolderStorage(JournalStorage, BaseHeartbeat):
     """Optuna's journal with heartbeats, which Optuna itself has for databases alone.
+
+    Its lines are JSON. Optuna unpickles snapshots of backends that store them, which its file is none of.
 
     A heartbeat is an attribute of a trial that changes. A process takes a trial to be stale if it has seen no change
     for :data:`SILENCE` seconds by its own clock, so the clocks of machines need not agree.
@@ -115,21 +122,36 @@ def storage_of(output: Path, url: str = "") -> BaseStorage:
         _check_journal(path)
         with damage(path):
             return FolderStorage(path)
-    if "://" not in url:
-        raise ConfigError(
-            f"--storage {url}: expected the URL of a database, such as postgresql+psycopg://USER@HOST/DATABASE; "
-            "a folder that several machines see is --output"
-        )
+    driver = _driver(url)
     with warnings.catch_warnings(), database_errors():
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
             return _database(url)
         except ImportError as error:
             raise ConfigError(
-                f"--storage {url.partition('://')[0]}://: the database's driver is not installed ({error.__cause__}): "
+                f"--storage {driver}://: the database's driver is not installed ({error.__cause__}): "
                 "pip install 'psycopg[binary]' for postgresql+psycopg://, or leave --storage out and let all processes "
                 "share --output"
             ) from error
+
+
+def _driver(url: str) -> str:
+    """Return the name of a database's driver. No message repeats the URL, which can hold a password.
+
+    Raises:
+        ConfigError: it is no URL of a database.
+    """
+    try:
+        found = sqlalchemy.engine.make_url(url)
+        if "://" in url and re.fullmatch(r"[a-z0-9_+]+", found.drivername):
+            return found.drivername
+    except (ValueError, sqlalchemy.exc.ArgumentError):  # such as a port that is no number
+        pass
+    raise ConfigError(
+        f"--storage: {len(url)} characters, which are not shown, are no URL of a database; write it as "
+        "postgresql+psycopg://USER@HOST:PORT/DATABASE, with a number as the port. A folder that all machines see is "
+        "--output"
+    )
 
 
 def _database(url: str) -> DatabaseStorage:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO
 
@@ -34,13 +34,16 @@ class OwnProcesses:
         if error is not None:
             self.end()
 
-    def start(self, words: Sequence[str], threads: int, log: IO[str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, words: Sequence[str], threads: int, log: IO[str] | None = None, more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start ``goldfinch`` with the folders of ``--config-dir`` that this process was given.
 
         Args:
             words: the command and its arguments.
             threads: CPU threads.
             log: where its output goes; ``None`` is this process's output.
+            more: environment variables.
 
         Raises:
             EngineError: the group was ended.
@@ -55,7 +58,7 @@ class OwnProcesses:
                 raise EngineError("stopped: no further process is started")
             process = subprocess.Popen(  # noqa: S603  # our own program, no shell
                 command,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), **(more or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=errors,

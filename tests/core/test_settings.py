@@ -264,3 +264,19 @@ def test_a_dictionary_is_given_anew_and_other_settings_stay() -> None:
 def test_an_object_of_another_group_is_refused_at_its_key(override: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_settings([override])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tracker=mlflow", "tracker.tracking_uri='https://bob:s3cret@host/x'"],
+        ["engine=ray", "engine.address='ray://bob:s3cret@host:1'"],
+        ["data=folder", "data.root='sftp://bob:s3cret@host/x'"],
+    ],
+)
+def test_no_setting_holds_a_password(words: list[str]) -> None:
+    """``config.yaml`` has all settings, and so has what a device receives."""
+    with pytest.raises(ConfigError, match="the address holds a password") as told:
+        load_settings(words)
+    assert "s3cret" not in str(told.value)
+    load_settings([word.replace("bob:s3cret@", "bob@") for word in words if "data" not in word])

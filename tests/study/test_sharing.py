@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,19 +14,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.exceptions import DuplicatedStudyError
+from optuna.storages.journal._base import BaseJournalSnapshot
 from sqlalchemy import create_engine
 from support.boards import TINY, read_runs
 from support.postgres import postgres
 from support.scripts import ROOT
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from goldfinch.cli import main
-from goldfinch.study import search, storage
+from goldfinch.study import compare, search, storage
+from goldfinch.study.compare import CompareRequest
 from goldfinch.study.options import Rules
 from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import SharedStudy, TuningStudy, finished_trials, next_trial, open_study
-from goldfinch.study.storage import storage_of, take
+from goldfinch.study.storage import JOURNAL, FolderStorage, storage_of, take
 
 Outcome = tuple[int, dict[str, float], float | None, str, dict[int, float]]
 
@@ -267,6 +273,71 @@ def test_a_database_that_cannot_be_used_is_an_error_with_a_remedy(url: str, reas
         storage_of(tmp_path, url)
     assert "--output" in str(caught.value) or "the same command goes on" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+SECRETS = {
+    "no scheme": "bob:s3cret@host/x",
+    "a password before ://": "bob:s3cret@host://x",
+    "a bad port": "postgresql+psycopg://bob:s3cret@host:s3cret/x",
+    "no driver": "s3cret+none://bob:s3cret@host/x",
+}
+
+
+@pytest.mark.parametrize("case", SECRETS)
+def test_no_message_repeats_the_url_of_a_database(case: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--storage") as told:
+        storage_of(tmp_path, SECRETS[case])
+    assert "s3cret@" not in str(told.value)
+    assert "bob" not in str(told.value)
+
+
+def test_workers_get_the_url_by_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Any, Any]] = []
+
+    class Ended:
+        def __init__(self, command: Any, *, env: Any, **_: Any) -> None:
+            started.append((command, env))
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr("subprocess.Popen", Ended)
+    url = "postgresql+psycopg://bob:s3cret@host/x"
+    asked = CompareRequest(("fedavg",), (), tmp_path, Rules(), url, overwrite=False)
+    compare._in_processes(asked, 2, 1, print)
+    assert len(started) == 2
+    for command, environment in started:
+        assert "s3cret" not in " ".join(command)
+        assert environment["GOLDFINCH_STORAGE"] == url
+
+
+class Hostile:
+    """What is called when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was read",)
+
+
+LINE = {"op_code": 0, "worker_id": "x", "study_name": "a", "directions": [2]}
+
+
+@pytest.mark.parametrize("snapshot", ["the journal", "beside it", "in a line"])
+def test_no_pickle_of_a_journal_is_read(snapshot: str, tmp_path: Path) -> None:
+    """Optuna unpickles snapshots, but only of backends that have them."""
+    content = pickle.dumps(Hostile())
+    with pytest.raises(pytest.fail.Exception):
+        pickle.loads(content)
+    assert not isinstance(FolderStorage(tmp_path / "other.log")._backend, BaseJournalSnapshot)
+    path = tmp_path / JOURNAL
+    line = json.dumps({**LINE, "snapshot": content.decode("latin-1")}).encode() + b"\n"
+    path.write_bytes({"the journal": content + b"\n", "beside it": b"", "in a line": line * 300}[snapshot])
+    for name in ("snapshot", "journal.log.snapshot", "journal.snapshot"):
+        (tmp_path / name).write_bytes(content)
+    with contextlib.suppress(CheckpointError, DuplicatedStudyError):
+        study = optuna.create_study(storage=storage_of(tmp_path), study_name="b")
+        for _ in range(120):  # Optuna would store a snapshot after 100
+            study.ask()
+        storage_of(tmp_path).get_all_studies()
 
 
 def test_a_missing_driver_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
