@@ -63,6 +63,9 @@ ATTACKS: dict[str, str] = {
 }
 """The attack of each case, as ``goldfinch run attack=`` has it."""
 
+STEPS = ("sign flip", "sign flip of 3", "blind flip", "framing", "little is enough")
+"""Attacks by the update alone, which are run for each share of hostile clients."""
+
 STRENGTHS = {"quiet sign flip": "attack.strength=1.0", "sign flip of 3": "attack.strength=3.0"}
 UNLIKE = {
     "one class": "as many images of one class as the others have of all, or all that the domain has",
@@ -76,13 +79,8 @@ UNLIKE = {
 
 DEFENCES: dict[str, tuple[str, ...]] = {
     "mean": (),
-    "uniform": ("method.weighting=uniform",),
-    "bound": ("rounds.outliers=clip",),
-    "bound, limits": ("rounds.outliers=clip", "rounds.largest_client=2", "rounds.largest_share=0.5"),
-    "bound, uniform": ("rounds.outliers=clip", "method.weighting=uniform"),
     "guarded": ("rounds=guarded",),
     "geometric median": ("aggregation=geometric_median",),
-    "bound, geometric median": ("rounds.outliers=clip", "aggregation=geometric_median"),
 }
 """Overrides of each defence. ``mean`` is what runs by default."""
 
@@ -103,15 +101,15 @@ LARGE = (
     "protocol.fractions={handwritten: 0.067, printed: 0.64, sketch: 0.4}",
 )  # fmt: skip
 FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
-    "1 of 4": (1, FOUR, tuple(ATTACKS)),
+    "1 of 4": (1, FOUR, ("none", *STEPS)),
     "1 of 5": (1, FIVE, tuple(ATTACKS)),
-    "1 of 10": (1, TEN, tuple(ATTACKS)),
-    "2 of 10": (2, TEN, tuple(ATTACKS)),
+    "1 of 10": (1, TEN, STEPS),
+    "2 of 10": (2, TEN, ("none", *STEPS, "noise, 9e6 samples", "label flip")),
     "5 honest": (0, FIVE, ("one class", "two classes", "eight samples", "inverted")),
     "rare domain": (0, RARE, ("rare domain",)),
     "80/10/10": (0, LARGE, ("80/10/10",)),
 }
-"""Number of hostile clients, overrides and cases of each federation."""
+"""Number of hostile clients, overrides and cases of each federation. Without an attack, 1 of 10 is 2 of 10."""
 
 SUBJECTS = {"rare domain": "signs-0", "80/10/10": "printed-0"}
 """The client whose own accuracy is measured, where the seed does not draw it."""
@@ -284,59 +282,15 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
     )  # fmt: skip
 
 
-MAIN = ("mean", "bound", "guarded", "geometric median", "bound, geometric median")
-SHORT = ("mean", "bound", "guarded", "geometric median")
-ALL = tuple(DEFENCES)
-PRINTED = ("mean", "guarded", "geometric median")
-"""Columns of the tables; the other defences are parts of these, run where they tell something."""
-
-FIRST: dict[str, dict[str, tuple[str, ...]]] = {
-    "1 of 5": {"none": MAIN, "noise, 9e6 samples": ALL, "sign flip": MAIN},
-    "rare domain": {"rare domain": MAIN},
-    "5 honest": {"eight samples": (*MAIN, "uniform"), "one class": (*SHORT, "uniform")},
-    "80/10/10": {"80/10/10": ALL},
-}
-SECOND: dict[str, dict[str, tuple[str, ...]]] = {
-    "1 of 5": {
-        **dict.fromkeys(("label flip", "inner product", "quiet sign flip"), MAIN),
-        **dict.fromkeys(("blind flip", "framing"), SHORT[1:]),
-        "little is enough": SHORT,
-        "prototype roll": SHORT,
-        "variances": SHORT,
-        "absent": ("mean",),
-    },
-    "5 honest": {"two classes": SHORT, "inverted": SHORT},
-}
-LAST: dict[str, dict[str, tuple[str, ...]]] = {
-    "2 of 10": dict.fromkeys(
-        ("none", "noise, 9e6 samples", "sign flip", "label flip"),
-        ("mean", "bound, uniform", "geometric median", "guarded"),
-    ),
-}
-"""Defences by federation and case, the most telling first. Without limits on samples, defences that differ only in what
-samples count for are the same where all clients have as many."""
-
-STEPS = ("sign flip of 3", "sign flip", "blind flip", "framing", "little is enough")
-SHARES: dict[str, dict[str, tuple[str, ...]]] = {
-    "1 of 4": dict.fromkeys(("none", *STEPS), PRINTED),
-    "1 of 5": dict.fromkeys(("none", *STEPS), PRINTED),
-    "2 of 10": dict.fromkeys(("none", *STEPS), PRINTED),
-    "1 of 10": dict.fromkeys(STEPS, PRINTED),
-}
-"""The same attacks and rules for each share of hostile clients. Without an attack, 1 of 10 is 2 of 10."""
-
-
 def plan(options: Any) -> Iterator[Key]:
     """Yield the runs of the tables that the command line asks for."""
-    for stage, method in itertools.product((FIRST, SECOND, LAST, SHARES), METHODS):
-        for seed in options.seeds:
-            for federation, cases in stage.items():
-                for case, defences in cases.items():
-                    if (method, case) == ("fedavg", "prototype roll"):
-                        continue  # it sends no prototypes
-                    if method in options.methods and federation in options.federations and case in options.cases:
-                        chosen = [defence for defence in defences if defence in options.defences]
-                        yield from [(federation, method, case, defence, seed) for defence in chosen]
+    for seed, method, federation in itertools.product(options.seeds, options.methods, options.federations):
+        for case in FEDERATIONS[federation][2]:
+            if case not in options.cases or (method, case) == ("fedavg", "prototype roll"):  # it sends no prototypes
+                continue
+            for defence in options.defences:
+                if case != "absent" or defence == "mean":
+                    yield (federation, method, case, defence, seed)
 
 
 def load(path: Path) -> list[Outcome]:
@@ -367,9 +321,9 @@ def cost(outcomes: Sequence[Outcome], plain: Mapping[int, Outcome]) -> str:
 
 
 def table(outcomes: Sequence[Outcome], *, unlike: bool) -> str:
-    """Return Markdown: a column for each of :data:`PRINTED`; with ``unlike`` the table of :data:`UNLIKE`."""
+    """Return Markdown: a column for each rule; with ``unlike`` the table of :data:`UNLIKE`."""
     mine = [item for item in outcomes if (item.case in UNLIKE) == unlike]
-    defences = PRINTED
+    defences = tuple(DEFENCES)
     lines = [
         "| federation | method | case | " + " | ".join(defences) + " |",
         "|---|---|---|" + "---:|" * len(defences),
