@@ -60,7 +60,7 @@ $(STAMP): requirements.txt pyproject.toml
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
 	$(PIP) $(REPORT) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
 	$(CHECKED)
-	$(PIP) $(REPORT) --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(PIP) $(REPORT) --no-build-isolation --config-settings editable_mode=compat --editable '.[$(EXTRAS)]'
 	$(CHECKED)
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
@@ -129,7 +129,7 @@ measure: $(STAMP) ## lines, files of a round, circles of imports, and what shoul
 	@$(BIN)/python bench/measure.py
 
 docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs no network but for its tools, once
-	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --quiet --editable '.[docs]'
+	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --quiet --config-settings editable_mode=compat --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "wrote outputs/site/index.html"
 
