@@ -51,8 +51,12 @@ def compare(
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        studies, trials, runs, scores, weighting, batch: the numbers of the comparison, see
-            :class:`goldfinch.study.options.Rules`.
+        studies: independent tuning studies of each method; an interval needs two.
+        trials: trials of a study for each searched setting.
+        runs: final runs of each study.
+        scores: ``in_domain``, ``leave_one_out`` or both.
+        weighting: ``uniform`` or ``samples`` for all methods; empty leaves each method's own.
+        batch: trials of a study that are drawn without each other's scores.
         keywords: settings as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``. ``overwrite=True``
             replaces a comparison of other settings or other code, which is kept otherwise.
 

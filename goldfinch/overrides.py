@@ -18,6 +18,10 @@ Option = str | type | None
 
 Place = str | Path | None
 
+Options = str | type | Sequence[str | type] | None
+Places = str | Path | Sequence[str | Path] | None
+"""One for all runs of a sweep, or several."""
+
 
 class SharedKeywords(TypedDict, total=False):
     """The settings that all runs of a comparison may share."""
@@ -54,25 +58,25 @@ class RunKeywords(SharedKeywords, total=False):
 class SweepKeywords(TypedDict, total=False):
     """The settings of a sweep: one value for all runs, or several with a run for each."""
 
-    method: Option | Sequence[str | type]
-    data: Option | Sequence[str | type]
-    protocol: Option | Sequence[str | type]
-    model: Option | Sequence[str | type]
+    method: Options
+    data: Options
+    protocol: Options
+    model: Options
     engine: Option
-    aggregation: Option | Sequence[str | type]
-    privacy: Option | Sequence[str | type]
-    views: Option | Sequence[str | type]
-    experiment: str | None | Sequence[str]
+    aggregation: Options
+    privacy: Options
+    views: Options
+    experiment: str | Sequence[str] | None
     tracker: Option
-    attack: Option | Sequence[str | type]
+    attack: Options
     own_metric: Option
-    tuned: Place | Sequence[str | Path]
-    seed: int | None | Sequence[int]
+    tuned: Places
+    seed: int | Sequence[int] | None
     overwrite: bool | None
-    rounds: int | None | Sequence[int]
-    epochs: int | None | Sequence[int]
-    batch_size: int | None | Sequence[int]
-    learning_rate: float | None | Sequence[float]
+    rounds: int | Sequence[int] | None
+    epochs: int | Sequence[int] | None
+    batch_size: int | Sequence[int] | None
+    learning_rate: float | Sequence[float] | None
     device: str | None
 
 
