@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from common.errors import ConfigError, nearest
-from common.overrides import Override, quoted_override
+from common.overrides import SHORT, Override, quoted_override
 
 Option = str | type | None
 """The name of an option of a group of ``conf/``, or a class of your own; ``None`` is as if it were not given."""
@@ -80,8 +80,7 @@ class SweepKeywords(TypedDict, total=False):
     device: str | None
 
 
-TRAIN = ("rounds", "epochs", "batch_size", "learning_rate", "device")
-SETTINGS = {name: f"train.{name}" if name in TRAIN else name for name in RunKeywords.__annotations__}
+SETTINGS = {name: SHORT.get(name, name) for name in get_type_hints(RunKeywords)}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

@@ -12,8 +12,9 @@ from typing import get_type_hints
 import pytest
 
 import goldfinch as gf
+from common.overrides import SHORT
 from common.round_settings import TrainSettings
-from goldfinch.overrides import SETTINGS, TRAIN, RunKeywords, SharedKeywords, SweepKeywords
+from goldfinch.overrides import SETTINGS, RunKeywords, SharedKeywords, SweepKeywords
 
 RIGHT = """\
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_checkers_in_an_empty_folder_accept_what_is_right_and_report_what_is_wro
 
 def test_keywords_of_training_have_the_types_of_its_settings() -> None:
     of_settings, of_keywords = get_type_hints(TrainSettings), get_type_hints(RunKeywords)
-    for name in TRAIN:
+    for name in SHORT:
         assert of_keywords[name] == of_settings[name] | None
 
 
