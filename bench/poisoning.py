@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,8 @@ METHODS = ("fedavg", "fpl")
 
 ATTACKS: dict[str, str] = {
     "none": "",
-    "absent": "absent",
     "sign flip": "sign_flip",
     "sign flip of 3": "sign_flip",
-    "quiet sign flip": "sign_flip",
     "blind flip": "bench.poisoning.BlindFlip",
     "framing": "framing",
     "noise, 9e6 samples": "noise",
@@ -59,19 +57,16 @@ ATTACKS: dict[str, str] = {
     "prototype roll": "prototype_roll",
     "variances": "variances",
     "little is enough": "little_is_enough",
-    "inner product": "inner_product",
 }
 """The attack of each case, as ``goldfinch run attack=`` has it."""
 
 STEPS = ("sign flip", "sign flip of 3", "blind flip", "framing", "little is enough")
 """Attacks by the update alone, which are run for each share of hostile clients."""
 
-STRENGTHS = {"quiet sign flip": "attack.strength=1.0", "sign flip of 3": "attack.strength=3.0"}
+STRENGTHS = {"sign flip of 3": "attack.strength=3.0"}
 UNLIKE = {
     "one class": "as many images of one class as the others have of all, or all that the domain has",
-    "two classes": "the same with two classes",
     "eight samples": "eight images",
-    "inverted": "images with inverted brightness",
     "rare domain": "four clients have handwritten digits, one has signs",
     "80/10/10": "three clients of three domains; one has 80 % of the samples",
 }
@@ -81,8 +76,12 @@ DEFENCES: dict[str, tuple[str, ...]] = {
     "mean": (),
     "guarded": ("rounds=guarded",),
     "geometric median": ("aggregation=geometric_median",),
+    "limits": ("rounds.largest_client=2", "rounds.largest_share=0.5"),
 }
 """Overrides of each defence. ``mean`` is what runs by default."""
+
+LIMITED = ("noise, 9e6 samples", "80/10/10")
+"""Cases in which limits on samples alone are tried: a client has, or claims to have, most samples."""
 
 ROUNDS = 15
 BLIND = 4096
@@ -104,8 +103,8 @@ FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "1 of 4": (1, FOUR, ("none", *STEPS)),
     "1 of 5": (1, FIVE, tuple(ATTACKS)),
     "1 of 10": (1, TEN, STEPS),
-    "2 of 10": (2, TEN, ("none", *STEPS, "noise, 9e6 samples", "label flip")),
-    "5 honest": (0, FIVE, ("one class", "two classes", "eight samples", "inverted")),
+    "2 of 10": (2, TEN, ("none", *STEPS)),
+    "5 honest": (0, FIVE, ("one class", "eight samples")),
     "rare domain": (0, RARE, ("rare domain",)),
     "80/10/10": (0, LARGE, ("80/10/10",)),
 }
@@ -205,17 +204,14 @@ class UnlikeEngine:
         draws = generator(self.settings.seed, "unlike")
         classes = torch.randperm(self.settings.data.class_count, generator=draws)
         domain = self.settings.data.load(self.subject.rpartition("-")[0])
-        if self.case in ("one class", "two classes"):
-            kept = classes[: 1 if self.case == "one class" else 2]
+        if self.case == "one class":
+            kept = classes[:1]
             self.own_split = lambda split: split.subset(torch.isin(split.labels, kept).nonzero().flatten())
             available = self.own_split(domain.train)
             order = torch.randperm(len(available), generator=draws)
             self._change_data(self.subject, lambda split: available.subset(order[: len(split)].sort().values))
         if self.case == "eight samples":
             self._change_data(self.subject, lambda split: split.subset(torch.arange(8)))
-        if self.case == "inverted":
-            self.own_split = lambda split: replace(split, images=255 - split.images)
-            self._change_data(self.subject, self.own_split)
 
     def own_accuracy(self, model: torch.nn.Module) -> float:
         """Return the accuracy in per cent on test images of the kind that the subject has."""
@@ -289,7 +285,7 @@ def plan(options: Any) -> Iterator[Key]:
             if case not in options.cases or (method, case) == ("fedavg", "prototype roll"):  # it sends no prototypes
                 continue
             for defence in options.defences:
-                if case != "absent" or defence == "mean":
+                if defence != "limits" or case in LIMITED:
                     yield (federation, method, case, defence, seed)
 
 
@@ -305,49 +301,50 @@ def load(path: Path) -> list[Outcome]:
 
 
 def cell(outcomes: Sequence[Outcome]) -> str:
-    """Return mean ± standard deviation of the accuracy over all domains; how many runs ended with an error."""
+    """Return mean ± standard deviation of the accuracy over all domains; of runs that all ended early, that they do."""
     values = [item.average for item in outcomes if not math.isnan(item.average)]
     ended = len(outcomes) - len(values)
+    if ended == len(SEEDS):
+        return "ends"
     if ended:
-        return f"{ended} of {len(outcomes)} runs end" + (f"; {mean_and_spread(values)}" if values else "")
+        return f"{ended} of {len(outcomes)} end; {mean_and_spread(values)}"
     return mean_and_spread(values, len(SEEDS))
 
 
 def cost(outcomes: Sequence[Outcome], plain: Mapping[int, Outcome]) -> str:
-    """Return the change of the subject's own accuracy against the plain mean, and the share of its altered updates."""
+    """Return the change of the subject's own accuracy against the plain mean, and the share of its scaled updates."""
     gains = [item.own - plain[item.seed].own for item in outcomes if item.seed in plain]
     altered = sum(item.own_altered for item in outcomes)
-    return f"{mean_and_spread(gains, len(SEEDS), sign='+')} ({altered} of {ROUNDS * len(outcomes)})"
+    text = mean_and_spread(gains, len(SEEDS), sign="+")
+    if altered:
+        text += f" ({altered}/{ROUNDS * len(outcomes)})"
+    return text
 
 
 def table(outcomes: Sequence[Outcome], *, unlike: bool) -> str:
-    """Return Markdown: a column for each rule; with ``unlike`` the table of :data:`UNLIKE`."""
+    """Return Markdown: columns for each method, with ``unlike`` the table of :data:`UNLIKE`."""
     mine = [item for item in outcomes if (item.case in UNLIKE) == unlike]
-    defences = tuple(DEFENCES)
-    lines = [
-        "| federation | method | case | " + " | ".join(defences) + " |",
-        "|---|---|---|" + "---:|" * len(defences),
-    ]
+    defences = [name for name in DEFENCES if name != "limits"]
+    titles = [f"{method}, {defence}" for method in METHODS for defence in defences]
+    lines = ["| federation | case | " + " | ".join(titles) + " |", "|---|---|" + "---:|" * len(titles)]
     for federation, (_, _, cases) in FEDERATIONS.items():
-        for method in METHODS:
-            for case in cases:
-                found = [
-                    item for item in mine if (item.federation, item.method, item.case) == (federation, method, case)
-                ]
-                if not found:
-                    continue
-                plain = {item.seed: item for item in found if item.defence == "mean"}
-                cells: list[str] = []
-                for defence in defences:
-                    chosen = [item for item in found if item.defence == defence]
-                    if unlike and chosen and defence != "mean":
-                        cells.append(cost(chosen, plain))
-                    elif unlike:
-                        cells.append(mean_and_spread([item.own for item in chosen], len(SEEDS)))
-                    else:
-                        cells.append(cell(chosen))
-                lines.append(f"| {federation} | {method} | {case} | " + " | ".join(cells) + " |")
+        for case in cases:
+            found = [item for item in mine if (item.federation, item.case) == (federation, case)]
+            cells = [_cell_of(found, method, defence, unlike=unlike) for method in METHODS for defence in defences]
+            if found:
+                lines.append(f"| {federation} | {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cell_of(found: Sequence[Outcome], method: str, defence: str, *, unlike: bool) -> str:
+    """Return the cell of a method and a defence among the runs of one federation and case."""
+    mine = [item for item in found if item.method == method]
+    chosen = [item for item in mine if item.defence == defence]
+    if not unlike:
+        return cell(chosen)
+    if defence == "mean" or not chosen:
+        return mean_and_spread([item.own for item in chosen], len(SEEDS))
+    return cost(chosen, {item.seed: item for item in mine if item.defence == "mean"})
 
 
 def dry_run() -> None:
