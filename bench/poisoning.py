@@ -5,8 +5,8 @@
     python bench/poisoning.py --dry-run  # one attacked run of two rounds on few images; writes nothing
 
 Clients of different domains train for 15 rounds. Hostile clients are drawn by the seed; what they do is the setting
-``attack`` (``strategies/core/attacks.py``). Honest clients that are unlike the others have other data. Everything else
-is the shipped code. Runs are inline, in this process, on one thread.
+``attack`` (``strategies/core/attacks.py``). Everything else is the shipped code. Runs are inline, in this process, on
+one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 from bench.measuring import arguments, environment, start
 from bench.rows import append_rows, mean_and_spread, read_all
 from common.config import checked
-from common.data.batches import Split
 from common.errors import EngineError
 from common.numerics import generator
 from common.settings import RunSettings, load_settings
@@ -54,7 +53,6 @@ ATTACKS: dict[str, str] = {
     "framing": "framing",
     "noise, 9e6 samples": "noise",
     "label flip": "label_flip",
-    "prototype roll": "prototype_roll",
     "variances": "variances",
     "little is enough": "little_is_enough",
 }
@@ -65,8 +63,6 @@ STEPS = ("sign flip", "sign flip of 3", "blind flip", "framing", "little is enou
 
 STRENGTHS = {"sign flip of 3": "attack.strength=3.0"}
 UNLIKE = {
-    "one class": "as many images of one class as the others have of all, or all that the domain has",
-    "eight samples": "eight images",
     "rare domain": "four clients have handwritten digits, one has signs",
     "80/10/10": "three clients of three domains; one has 80 % of the samples",
 }
@@ -104,7 +100,6 @@ FEDERATIONS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "1 of 5": (1, FIVE, tuple(ATTACKS)),
     "1 of 10": (1, TEN, STEPS),
     "2 of 10": (2, TEN, ("none", *STEPS)),
-    "5 honest": (0, FIVE, ("one class", "eight samples")),
     "rare domain": (0, RARE, ("rare domain",)),
     "80/10/10": (0, LARGE, ("80/10/10",)),
 }
@@ -170,58 +165,6 @@ class BlindFlip(SignFlip):
         return stepped(flipped, seen.message, blinded(steps_of(payload, seen.message), seen.seed))
 
 
-class UnlikeEngine:
-    """The inline engine with the data of one honest client changed.
-
-    Args:
-        settings: the run's settings.
-        case: one of :data:`UNLIKE`; of another case no data are changed.
-        subject: the client.
-    """
-
-    simulated = True
-
-    def __init__(self, settings: RunSettings, case: str, subject: str) -> None:
-        self.inner = InlineEngine(settings)
-        self.register, self.exchange, self.close = self.inner.register, self.inner.exchange, self.inner.close
-        self.settings, self.case, self.subject = settings, case, subject
-        self.own_split: Callable[[Split], Split] = lambda split: split
-        if case in UNLIKE:
-            self._make_unlike()
-
-    def _change_data(self, client: str, change: Callable[[Split], Split]) -> None:
-        """Change a client's training images before it registers."""
-        device: Any = self.inner.devices[client]
-        read = device._own_data
-
-        def changed() -> tuple[Split, Split]:
-            split, validation = read()
-            return change(split), validation
-
-        device._own_data = changed
-
-    def _make_unlike(self) -> None:
-        draws = generator(self.settings.seed, "unlike")
-        classes = torch.randperm(self.settings.data.class_count, generator=draws)
-        domain = self.settings.data.load(self.subject.rpartition("-")[0])
-        if self.case == "one class":
-            kept = classes[:1]
-            self.own_split = lambda split: split.subset(torch.isin(split.labels, kept).nonzero().flatten())
-            available = self.own_split(domain.train)
-            order = torch.randperm(len(available), generator=draws)
-            self._change_data(self.subject, lambda split: available.subset(order[: len(split)].sort().values))
-        if self.case == "eight samples":
-            self._change_data(self.subject, lambda split: split.subset(torch.arange(8)))
-
-    def own_accuracy(self, model: torch.nn.Module) -> float:
-        """Return the accuracy in per cent on test images of the kind that the subject has."""
-        domain = self.settings.data.load(self.subject.rpartition("-")[0])
-        split = self.own_split(domain.test)
-        with torch.no_grad():
-            _, logits = model.eval()(self.settings.data.augmentation.test(split.images))
-        return 100 * float((logits.argmax(1) == split.labels).double().mean())
-
-
 def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """Return the flipped step at the bound, whose first block of :data:`BLIND` numbers is replaced.
 
@@ -236,6 +179,14 @@ def blinded(steps: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     sent[:BLIND] += 2 * signs[:BLIND] * sketch
     parts = (AT_THE_BOUND * sent[: len(flat)]).split([step.numel() for step in steps.values()])
     return {name: part.view(steps[name].shape) for name, part in zip(steps, parts, strict=True)}
+
+
+def own_accuracy(settings: RunSettings, client: str, model: torch.nn.Module) -> float:
+    """Return the model's accuracy in per cent on the test images of a client's domain."""
+    split = settings.data.load(client.rpartition("-")[0]).test
+    with torch.no_grad():
+        _, logits = model.eval()(settings.data.augmentation.test(split.images))
+    return 100 * float((logits.argmax(1) == split.labels).double().mean())
 
 
 def run(federation: str, method: str, case: str, defence: str, seed: int, more: Sequence[str] = ()) -> Outcome:
@@ -254,7 +205,8 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
             chosen.append(STRENGTHS[case])
         settings = load_settings(chosen)
         prepare_output(settings)
-        engine = UnlikeEngine(settings, case, SUBJECTS.get(case, clients[count]))
+        subject = SUBJECTS.get(case, clients[count])
+        engine = InlineEngine(settings)
         rounds = RoundLoop(settings, engine)
         try:
             rounds.run()
@@ -262,7 +214,7 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
             average, worst = score.average, score.worst
             model = rounds.federation.new_model()
             model.load_state_dict({**model.state_dict(), **rounds.state.weights})
-            own = engine.own_accuracy(model)
+            own = own_accuracy(settings, subject, model)
         except EngineError as error:
             print(f"ended: {str(error)[:200]}", flush=True)
         engine.close()
@@ -271,8 +223,8 @@ def run(federation: str, method: str, case: str, defence: str, seed: int, more: 
     scaled = sum(altered[client] for client in hostile)
     where = environment(torch.device("cpu"))
     return Outcome(
-        federation, method, case, defence, seed, round(average, 3), round(worst, 3), engine.subject, round(own, 3),
-        altered.total() - scaled, scaled, altered[engine.subject], sum(row["status"] == "refused" for row in rows),
+        federation, method, case, defence, seed, round(average, 3), round(worst, 3), subject, round(own, 3),
+        altered.total() - scaled, scaled, altered[subject], sum(row["status"] == "refused" for row in rows),
         rounds.state.sha256()[:16], round(time.process_time() - started, 2),
         str(where["torch"]), str(where["commit"]), str(where["when"]),
     )  # fmt: skip
@@ -282,7 +234,7 @@ def plan(options: Any) -> Iterator[Key]:
     """Yield the runs of the tables that the command line asks for."""
     for seed, method, federation in itertools.product(options.seeds, options.methods, options.federations):
         for case in FEDERATIONS[federation][2]:
-            if case not in options.cases or (method, case) == ("fedavg", "prototype roll"):  # it sends no prototypes
+            if case not in options.cases:
                 continue
             for defence in options.defences:
                 if defence != "limits" or case in LIMITED:
@@ -327,12 +279,15 @@ def table(outcomes: Sequence[Outcome], *, unlike: bool) -> str:
     defences = [name for name in DEFENCES if name != "limits"]
     titles = [f"{method}, {defence}" for method in METHODS for defence in defences]
     lines = ["| federation | case | " + " | ".join(titles) + " |", "|---|---|" + "---:|" * len(titles)]
+    shown: set[str] = set()
     for federation, (_, _, cases) in FEDERATIONS.items():
         for case in cases:
             found = [item for item in mine if (item.federation, item.case) == (federation, case)]
             cells = [_cell_of(found, method, defence, unlike=unlike) for method in METHODS for defence in defences]
             if found:
-                lines.append(f"| {federation} | {case} | " + " | ".join(cells) + " |")
+                first = federation not in shown
+                lines.append(f"| {federation if first else ''} | {case} | " + " | ".join(cells) + " |")
+                shown.add(federation)
     return "\n".join(lines)
 
 
