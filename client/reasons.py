@@ -15,6 +15,7 @@ from typing import Any
 from common.errors import (
     BudgetSpentError,
     ConfigError,
+    ContractError,
     DataError,
     EngineError,
     ImageSideError,
@@ -30,6 +31,10 @@ LOG = "the log of the device says more"
 
 REASONS: Mapping[type[Exception], str] = {
     BudgetSpentError: f"the privacy budget is spent; nothing was sent, and {LOG}",
+    ContractError: (
+        "the device's owner has not allowed what the run reads or computes; nothing was sent, and the log of the "
+        "device says what to allow"
+    ),
     ImageSideError: (
         "the run would score images that were trained on under privacy, or train on images that were scored; nothing "
         f"was sent, and {LOG}"

@@ -144,6 +144,15 @@ class Table(OwnImages):
             return self._open(self._whole(), (domain,), shared=False)
         return self._open(self._whole(), shared=True)
 
+    def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:
+        """See :meth:`DataSource.read_as`; columns that are not named are those that the table decides."""
+        columns = self._at(self._root(root))._table_of(domain).columns
+        split = columns.split
+        if columns.scored:
+            split += f":{columns.scored}"
+        chosen = {"image": columns.image, "label": columns.label, "domain": columns.domain, "split": split}
+        return {**super().read_as(domain, root), **chosen}
+
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`."""
         if not isinstance(self._whole(), str):

@@ -23,9 +23,8 @@ from support.attacks import (
 from support.runs import run
 from support.toy import Toy
 
-import client.border
-import client.privacy
 import common.settings
+import strategies.core.protection
 from client.border import BORDER, SCORED, Border, Images, scored_images, trained_on, training_images
 from client.node import answer_question
 from client.reasons import REASONS, reason_for, says_private
@@ -80,7 +79,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
         load_settings(words[0])
     reply = private_attacker(sides[0]).register(*NOISED, drop)
     assert (reply.ok, reply.text) == (False, REASONS[ConfigError])
-    for module in (common.settings, client.privacy):
+    for module in (common.settings, strategies.core.protection):
         monkeypatch.setattr(module, "check_test_images", lambda *rest: None)
     done = [run(load_settings(each)).summary["privacy"] for each in words]
     assert done[0]["epsilon"] == done[1]["epsilon"] == {"clinic-0": pytest.approx(0.0486)}
