@@ -157,24 +157,27 @@ def data_terms(data: DataSource, domain: str, root: str | None) -> dict[str, str
     return terms
 
 
-def undecided_terms(data: DataSource, domain: str, root: str | None, asked: Terms) -> dict[str, str]:
-    """Return the terms of data as no server chose them: those that the data alone decide.
+def undecided_terms(data: DataSource, domain: str, root: str | None, pinned: Terms) -> dict[str, str]:
+    """Return the terms of data as no server chose them: those that the data and the owner alone decide.
 
-    The class list is the server's, and is kept: every label of the data must be in it, so that it selects nothing.
+    The class list stays the server's: every label of the data must be in it, so that it selects nothing.
+
+    Args:
+        data: the data set as a run asks for it.
+        domain: the domain whose data are read.
+        root: as in :func:`asked_terms`.
+        pinned: the terms that the owner pinned.
     """
-    terms: dict[str, str] = {}
-    ours = type(data).__module__.partition(".")[0] in OURS
+    decided = {term.removeprefix(OF_DATA).replace("-", "_") for term in pinned} | {"classes"}
     try:
-        terms = data_terms(data.undecided(domain), domain, root)
+        terms = data_terms(data.undecided(domain, decided), domain, root)
     except (DataError, ConfigError):  # the data do not decide: the owner must
-        ours = False
-    if not ours or data.owner_decides:
-        terms.pop(KIND, None)
-    if root is None and data.root is not None:
-        terms.pop(ROOT, None)
-    classes = f"{OF_DATA}classes"
-    if classes in asked:
-        terms[classes] = asked[classes]
+        return {}
+    ours = type(data).__module__.partition(".")[0] in OURS
+    if not ours or (data.owner_decides and not data.generated):
+        del terms[KIND]
+    if root is None:
+        terms.pop(ROOT, None)  # the server's choice
     return terms
 
 

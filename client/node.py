@@ -248,7 +248,7 @@ class Node:
         asked = asked_terms(settings, spec.domain, root, list(served))
         undecided = None
         if private:
-            undecided = undecided_terms(settings.data, spec.domain, root, asked)
+            undecided = undecided_terms(settings.data, spec.domain, root, contract.pinned)
         contract.check_terms(asked, undecided)
         new = contract.to_keep(asked)
         clients = {CLIENTS: new.pop(CLIENTS)} if CLIENTS in new else {}

@@ -134,6 +134,8 @@ def _allows(term: str, allowed: str, value: str) -> bool:
     """Return whether a term's value may be served where another one is pinned or kept."""
     if term == METHODS:
         return value in items(allowed)
+    if term == CLIENTS:
+        return set(items(value)) <= set(items(allowed))
     if term == EPOCHS:
         return int(value) <= int(allowed)
     if term == UNIT:

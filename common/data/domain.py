@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -171,11 +171,16 @@ class DataSource(ABC):
                 values[each.name] = getattr(self, each.name)
         return values
 
-    def undecided(self, domain: str) -> DataSource:
-        """Return this data set of one domain, with the defaults of the settings in :meth:`read_as` but the classes."""
+    def undecided(self, domain: str, decided: Collection[str]) -> DataSource:
+        """Return this data set of one domain, with the defaults of the settings in :meth:`read_as`.
+
+        Args:
+            domain: one of ``domains``.
+            decided: settings that stay as they are.
+        """
         defaults: dict[str, Any] = {"domains": (domain,)}
         for each in dataclasses.fields(self):
-            if each.name in self.not_read_as or each.name == "classes":
+            if each.name in self.not_read_as or each.name in decided:
                 continue
             if each.default is not dataclasses.MISSING:
                 defaults[each.name] = each.default

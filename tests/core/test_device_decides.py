@@ -306,6 +306,8 @@ def test_scores_are_computed_without_training_images_and_kept_layers(method: typ
 
 MEANS = ("method=fpl", "privacy=gaussian", f"privacy.clip={CLIP}", "privacy.update_clip=1", *CLEAN[:2])
 LISTED = (*TABLE, "data.path=list.csv")
+OWN_LIST = {"data": "table", "data_path": "list.csv"}
+"""What the device's owner pins, so that its table may be read under privacy."""
 COPIES = 30
 
 
@@ -346,7 +348,7 @@ def test_one_file_in_many_rows_is_not_one_sample(way: str, tmp_path: Path) -> No
     sent: list[Any] = []
     for side, changed in (("a", False), ("b", True)):
         folder = listed(tmp_path / side, WAYS[way], changed=changed)
-        attacker = Attacker(folder, tmp_path / f"{side} state", domain="clinic")
+        attacker = Attacker(folder, tmp_path / f"{side} state", domain="clinic", **OWN_LIST)
         sent.append(attacker.ask(*LISTED, *MEANS, train=True))
         registered = attacker.register(*LISTED, *MEANS)
         assert (registered.ok, registered.text) == (False, REASONS[RepeatedImageError])
@@ -360,7 +362,8 @@ def test_one_file_in_many_rows_is_not_one_sample(way: str, tmp_path: Path) -> No
 
 
 def test_the_way_out_of_the_refusal_works(tmp_path: Path) -> None:
-    attacker = Attacker(listed(tmp_path / "a", None, changed=False), tmp_path / "state", domain="clinic")
+    folder = listed(tmp_path / "a", None, changed=False)
+    attacker = Attacker(folder, tmp_path / "state", domain="clinic", **OWN_LIST)
     assert "privacy.unit=client" in REASONS[RepeatedImageError]
     assert attacker.register(*LISTED, *MEANS, "privacy.unit=client").ok
     assert attacker.ask(*LISTED, *MEANS, "privacy.unit=client", train=True).ok
@@ -371,7 +374,7 @@ def test_rows_that_hold_their_images_are_samples_each(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "clinic")
     paths = sorted(folder.rglob("*.png"))
     write_table(folder / "images.parquet", [paths[0], *paths, paths[0]])
-    attacker = Attacker(folder, tmp_path / "state", domain="clinic")
+    attacker = Attacker(folder, tmp_path / "state", domain="clinic", data="table", data_path="images.parquet")
     assert attacker.ask(*TABLE, "data.path=images.parquet", *MEANS, train=True).ok
 
 

@@ -345,7 +345,7 @@ def node(tmp_path: Path, *overrides: str, **configuration: Any) -> Node:
 
 def made(asked_node: Node) -> Device:
     settings = asked_node._settings()
-    return asked_node._new_device(settings, asked_node._hosted(settings)[0])
+    return asked_node._new_device(settings, asked_node._hosted(settings)[0])[0]
 
 
 def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:

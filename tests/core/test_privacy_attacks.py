@@ -197,14 +197,17 @@ TWO = "data.domains=[clinic,ward]"
 TABLE = ("data=table", "data.classes=[negative,positive]", "data.image_size=16", "data.domains=[clinic]")
 WALKS: dict[str, dict[str, Any]] = {
     "another fraction": {"words": ["data.train_fraction=0.3"]},
-    "a list": {"words": [*TABLE, "data.path=list.csv"]},
-    "a table with the images": {"words": [*TABLE, "data.path=images.parquet"]},
+    "a list": {"words": [*TABLE, "data.path=list.csv"], "pins": {"data": "table", "data-path": "list.csv"}},
+    "a table with the images": {
+        "words": [*TABLE, "data.path=images.parquet"],
+        "pins": {"data": "table", "data-path": "images.parquet", "domain": "clinic"},
+    },
     "the whole domain": {
         "words": [TWO, "protocol=leave_one_out", "protocol.leave_out=[clinic]", "protocol.unseen=whole"],
         "client": "ward-0",
     },
 }
-"""Settings with which a server calls images that were trained on test images."""
+"""Settings with which a server calls images that were trained on test images, and what the owner allows of them."""
 
 
 def walked(folder: Path, walk: str) -> tuple[Any, Any]:
@@ -224,7 +227,10 @@ def walked(folder: Path, walk: str) -> tuple[Any, Any]:
     spent = attacker.ask(*NOISED, TWO, train=True)
     assert (spent.ok, spent.text) == (False, REASONS[errors.BudgetSpentError])
     asked = WALKS[walk]
+    own = attacker.configuration
+    attacker.configuration = {**own, **asked.get("pins", {})}
     again = attacker.ask(*NOISED, *asked["words"], score=["clinic"], client=asked.get("client", "clinic-0"))
+    attacker.configuration = own
     assert attacker.ask(*NOISED, TWO, score=["clinic"]).ok, "the first run's own scores go on"
     return scores_of(first)[0]["loss"], again
 
@@ -265,7 +271,7 @@ def test_a_folder_under_another_name_has_no_other_budget(tmp_path: Path) -> None
     del attacker.configuration["domain"]
     found = [attacker.ask(*NOISED, f"data.domains=[{name}]", train=True, client=f"{name}-0") for name in "aab"]
     assert [reply.ok for reply in found] == [True, False, False]
-    assert [reply.text for reply in found[1:]] == [REASONS[errors.BudgetSpentError], WRONG_SIDE]
+    assert [reply.text for reply in found[1:]] == [REASONS[errors.BudgetSpentError], REASONS[errors.ContractError]]
 
 
 def test_a_copy_of_a_test_image_is_not_refused(tmp_path: Path) -> None:
