@@ -19,6 +19,7 @@ from common.contract import (
     MECHANISM,
     METHODS,
     OF_DATA,
+    PUBLIC,
     ROOT,
     UNIT,
     UNITS,
@@ -140,6 +141,9 @@ def asked_terms(settings: RunSettings, domain: str, root: str | None, clients: S
         UNIT: privacy.unit if isinstance(privacy, GaussianPrivacy) else "none",
         CLIENTS: text_of(clients),
     }
+    if (public := getattr(method, "public", None)) is not None:
+        read = data_terms(public.source, public.domain, root)
+        terms[PUBLIC] = " ".join([f"{term}={value}" for term, value in read.items()] + [public.domain])
     return terms | data_terms(settings.data, domain, root)
 
 
@@ -150,7 +154,7 @@ def data_terms(data: DataSource, domain: str, root: str | None) -> dict[str, str
         DataError: the data do not decide which columns are read.
     """
     terms = {KIND: kind_of(data)}
-    if root is not None or not data.generated:
+    if not data.generated:
         terms[ROOT] = text_of(root or data.root)
     for name, value in data.read_as(domain, root).items():
         terms[OF_DATA + name.replace("_", "-")] = text_of(value)

@@ -252,8 +252,7 @@ class Node:
         contract.check_terms(asked, undecided)
         new = contract.to_keep(asked)
         clients = {CLIENTS: new.pop(CLIENTS)} if CLIENTS in new else {}
-        for line in contract.lines() or [f"{term}={value} (from now on)" for term, value in new.items()]:
-            warn_once(f"{spec.id} serves {line}")
+        warn_once(f"{spec.id} serves {contract.described(new)}")
 
         def keep() -> None:
             kept.keep(spec.domain, new)

@@ -10,16 +10,17 @@ pinned, or be what the data alone say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import ConfigError, ContractError, nearest
 from common.text import printable
 
 KIND, ROOT, CLIENTS, METHODS, EPOCHS = "data", "data-dir", "domain", "methods", "max-epochs"
+PUBLIC = "public-images"
 MECHANISM, UNIT = "privacy-mechanism", "privacy-unit"
 
-PINS = (KIND, METHODS, EPOCHS, MECHANISM, UNIT)
+PINS = (KIND, METHODS, EPOCHS, MECHANISM, UNIT, PUBLIC)
 """Keys of ``--node-config`` that pin a term. ``data-SETTING`` pins a setting of the data set, such as ``data-label``;
 ``data-dir`` and ``domain`` pin the root and the client."""
 
@@ -40,7 +41,7 @@ def is_pin(key: str) -> bool:
 
 def is_kept(term: str) -> bool:
     """Return whether the first request decides a term that is not pinned."""
-    return term in (KIND, CLIENTS) or term.startswith(OF_DATA)
+    return term in (KIND, CLIENTS, PUBLIC) or term.startswith(OF_DATA)
 
 
 @dataclass(frozen=True)
@@ -80,54 +81,51 @@ class Contract:
             ConfigError: a pinned term is none of the request's data set.
         """
         for term in self.pinned:
-            if term not in asked:
+            if term not in asked and term.startswith(OF_DATA) and term != ROOT:
                 raise ConfigError(
                     f"--node-config: {term} is no setting of data={asked.get(KIND, '')}; {nearest(term, asked)}"
                 )
-        for term, value in asked.items():
-            if term in self.pinned:
-                if not _allows(term, self.pinned[term], value):
-                    raise ContractError(
-                        f"this device serves {_text(term, self.pinned[term])} alone, and the run asks for "
-                        f"{_text(term, value)}; its owner changes that in --node-config"
-                    )
-            elif term in self.kept and not _allows(term, self.kept[term], value):
-                raise ContractError(
-                    f"this device has served {_text(term, self.kept[term])} since its first run, and the run asks for "
-                    f"{_text(term, value)}. To allow it, the owner of the device adds {_pin(term, value)} to "
-                    f"--node-config, or deletes {self.file}"
-                )
+        refused = [term for term, value in self.pinned.items() if not _allows(term, value, asked.get(term, value))]
+        if refused:
+            raise ContractError(
+                f"this device serves {_texts(self.pinned, refused)} alone, and the run asks for "
+                f"{_texts(asked, refused)}; its owner changes that in --node-config"
+            )
+        known = [term for term in _free(asked, self.pinned) if term in self.kept]
+        other = [term for term in known if not _allows(term, self.kept[term], asked[term])]
+        if other:
+            raise ContractError(
+                f"this device has served {_texts(self.kept, other)} since its first run, and the run asks for "
+                f"{_texts(asked, other)}. To allow it, the owner of the device adds {_pins(asked, other)} to "
+                f"--node-config, or deletes {self.file}"
+            )
         if undecided is not None:
             self._check_undecided(asked, undecided)
 
     def _check_undecided(self, asked: Terms, undecided: Terms) -> None:
-        wanted: list[str] = []
-        for term, value in asked.items():
-            if (term == KIND or term.startswith(OF_DATA)) and term not in self.pinned and undecided.get(term) != value:
-                wanted.append(_pin(term, value))
+        of_data = [term for term in _free(asked, self.pinned) if term == KIND or term.startswith(OF_DATA)]
+        wanted = [term for term in of_data if undecided.get(term) != asked[term]]
         if wanted:
             raise ContractError(
                 "under privacy no server chooses what this device reads as images and labels. If the owner of the "
-                f"device agrees with the run, add to --node-config: {' '.join(wanted)}"
+                f"device agrees with the run, add to --node-config: {_pins(asked, wanted)}"
             )
 
     def to_keep(self, asked: Terms) -> dict[str, str]:
         """Return the terms of a served request that are new, and that later requests must not change."""
-        return {
-            term: value
-            for term, value in asked.items()
-            if is_kept(term) and term not in self.pinned and term not in self.kept
-        }
+        return {term: asked[term] for term in _free(asked, self.pinned) if term not in self.kept}
 
-    def lines(self) -> list[str]:
-        """Return the contract as text for the owner, a line for each term."""
-        pinned = [f"{_text(term, value)} (pinned)" for term, value in self.pinned.items()]
-        kept = [
-            f"{_text(term, value)} (kept since the first run)"
-            for term, value in self.kept.items()
-            if term not in self.pinned
-        ]
-        return pinned + kept
+    def described(self, new: Terms) -> str:
+        """Return the contract as text for the owner.
+
+        Args:
+            new: the terms that are kept from now on.
+        """
+        parts = [f"{_text(term, value)} (pinned)" for term, value in self.pinned.items()]
+        for term, value in {**self.kept, **new}.items():
+            if term not in self.pinned:
+                parts.append(f"{_text(term, value)} ({'from now on' if term in new else 'since its first run'})")
+        return ", ".join(parts)
 
 
 def _allows(term: str, allowed: str, value: str) -> bool:
@@ -159,8 +157,20 @@ def text_of(value: object) -> str:
     return str(value)
 
 
-def _pin(term: str, value: str) -> str:
-    return f'{term}="{printable(value)}"'
+def _free(asked: Terms, pinned: Terms) -> list[str]:
+    """Return the terms that the first request decides: none of data that are generated, except of public images."""
+    free = [term for term in asked if is_kept(term) and term not in pinned]
+    if ROOT not in asked:
+        return [term for term in free if term == PUBLIC]
+    return free
+
+
+def _pins(asked: Terms, terms: Sequence[str]) -> str:
+    return " ".join(f'{term}="{printable(asked[term])}"' for term in terms)
+
+
+def _texts(values: Terms, terms: Sequence[str]) -> str:
+    return ", ".join(_text(term, values[term]) for term in terms)
 
 
 def _text(term: str, value: str) -> str:

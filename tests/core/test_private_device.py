@@ -14,7 +14,7 @@ from support.toy import ChangedToy, Toy, toy_settings
 
 from client.privacy import Protection
 from client.trainer import LocalExchange
-from common.errors import ConfigError, PayloadError
+from common.errors import ConfigError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy
 from common.settings import RunSettings
 
