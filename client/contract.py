@@ -153,7 +153,7 @@ def data_terms(data: DataSource, domain: str, root: str | None) -> dict[str, str
     Raises:
         DataError: the data do not decide which columns are read.
     """
-    terms = {KIND: kind_of(data)}
+    terms = {KIND: _kind_of(data)}
     if not data.generated:
         terms[ROOT] = text_of(root or data.root)
     for name, value in data.read_as(domain, root).items():
@@ -185,7 +185,7 @@ def undecided_terms(data: DataSource, domain: str, root: str | None, pinned: Ter
     return terms
 
 
-def kind_of(data: DataSource) -> str:
+def _kind_of(data: DataSource) -> str:
     """Return the name of a data set, or of the class of one that is not Goldfinch's."""
     return _name_of(data, "common", data.name)
 
