@@ -19,7 +19,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from client.border import SCORED, Border, Images, check_single, scored_images, trained_on, training_images
+from client.border import (
+    SCORED,
+    Border,
+    Images,
+    check_grouped,
+    check_single,
+    scored_images,
+    trained_on,
+    training_images,
+)
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
 from common.contract import Contract
@@ -27,9 +36,10 @@ from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, public_split_hash
 from common.errors import ConfigError
-from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian
+from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian, group_factor
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings
+from common.text import warn_once
 from common.wire.messages import Request
 from strategies.core.method import Method, Upload
 from strategies.core.protection import check_nothing_else, check_received, check_request, multipliers_of
@@ -265,6 +275,8 @@ class GaussianDevicePrivacy(DevicePrivacy):
     ) -> None:
         super().__init__(settings, ledger, contract)
         self.privacy = privacy
+        self.group_factor = 1.0
+        """How many times an image's change one change of the unit may be, for the class means."""
 
     @property
     def budgets(self) -> list[Budget]:
@@ -289,14 +301,25 @@ class GaussianDevicePrivacy(DevicePrivacy):
         super().check_request(model, client_count, request)
 
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
-        """Check with ``unit=sample`` that no image is two samples; then note the images as the base class does.
+        """Check that no change of one unit is more than is claimed; then note the images as the base class does.
+
+        With ``unit=sample`` no image may be two samples. With ``unit=group`` no image may be of two groups, and the
+        largest group scales the noise.
 
         Raises:
-            RepeatedImageError: single images are to be protected, and one is several samples.
+            RepeatedImageError: single images are to be protected, and one is several samples; or of two groups.
             ImageSideError, DataError: as in the base class.
         """
+        images = training_images(self.settings.data, domain, rows)
         if self.privacy.unit == "sample":
-            check_single(training_images(self.settings.data, domain, rows))
+            check_single(images)
+        if self.privacy.unit == "group":
+            check_grouped(images)
+            self.group_factor = group_factor(images.groups, domain.train.labels[rows].tolist())
+            warn_once(
+                f"{domain.name}: privacy.unit=group: noise of the class means is {self.group_factor:.4g} times that of "
+                "single images, by the largest group"
+            )
         super().note_training(domain, rows, scores)
 
     def count_release(self, run: str, client: str, model: nn.Module) -> int:
@@ -336,7 +359,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
         """
         received = install({})
         check_received(self.method, received.model, received.weights)
-        protection = Protection(self.privacy, received, simulated=self.contract.simulated)
+        protection = Protection(self.privacy, received, self.group_factor, simulated=self.contract.simulated)
         protection.before_training()
         return install(kept), protection
 
@@ -371,14 +394,18 @@ class Protection(Unprotected):
 
     Args:
         local: the exchange, with the received model.
+        group_factor: how many times an image's change one change of the unit may be, see
+            :func:`common.privacy.group_factor`.
         simulated: whether this machine plays several clients, so that ``auto`` is keyed noise.
 
     Attributes:
         randomness: source of the noise.
     """
 
-    def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
-        self.privacy, self.local = privacy, local
+    def __init__(
+        self, privacy: GaussianPrivacy, local: LocalExchange, group_factor: float = 1.0, *, simulated: bool
+    ) -> None:
+        self.privacy, self.local, self.group_factor = privacy, local, group_factor
         self.randomness = "system"
         if privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated):
             self.randomness = "keyed"
@@ -387,12 +414,14 @@ class Protection(Unprotected):
         """A copy of the prototypes with noise, which the method cannot change."""
 
     def before_training(self) -> None:
-        """Compute class means of clipped features of the **received** model, in evaluation mode (``unit=sample``).
+        """Compute class means of clipped features of the **received** model, in evaluation mode.
+
+        So they are with ``unit=sample`` and ``group``.
 
         After local training every feature depends on every image, through the weights. With the received model a
         feature is a function of its own image. Only then one image changes a class mean by at most 2 C / n.
         """
-        if self.privacy.unit == "sample" and self._sends_prototypes:
+        if self.privacy.unit != "client" and self._sends_prototypes:
             features, labels = self.local.features()
             self._clean = class_means(clip_rows(features, self.privacy.clip), labels, self.local.class_count)
 
@@ -414,7 +443,7 @@ class Protection(Unprotected):
             deviations = torch.full((len(clean), 1), scale * math.sqrt(len(clean)), dtype=torch.float64)
         else:
             counts = clean.weights.double().cpu()[:, None]
-            deviations = scale / counts
+            deviations = scale * self.group_factor / counts
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
         vectors, labels, weights = clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu()

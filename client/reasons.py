@@ -41,7 +41,7 @@ REASONS: Mapping[type[Exception], str] = {
     ),
     RepeatedImageError: (
         "the device's data name a training image more than once, so privacy.unit=sample would not cover it; choose "
-        f"privacy.unit=client; nothing was sent, and {LOG}"
+        f"privacy.unit=group with data.group=COLUMN, or privacy.unit=client; nothing was sent, and {LOG}"
     ),
     PrivacyError: f"the device's own configuration forbids the run; nothing was sent, and {LOG}",
     ConfigError: f"the device cannot use the run's settings, or lacks a library; {LOG}",

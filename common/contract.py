@@ -27,7 +27,7 @@ PINS = (KIND, METHODS, EPOCHS, MECHANISM, UNIT, PUBLIC)
 OF_DATA = "data-"
 """How the terms begin that are settings of the data set, and the root."""
 
-UNITS = ("none", "sample", "client")
+UNITS = ("none", "sample", "group", "client")
 """Values of the term of the unit, in ascending order of what one change of the data may be."""
 
 Terms = Mapping[str, str]

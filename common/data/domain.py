@@ -45,6 +45,8 @@ class Domain:
         train_files: a path for each training image that no other image has, whatever the settings of the data set;
             empty if its images have none. A private device remembers images by it.
         test_files: likewise, of each test image.
+        train_groups: the name of each training image's group, such as its patient; empty if nothing says it.
+        test_groups: likewise, of each test image.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Domain:
     test: Split
     train_files: tuple[Path, ...] = ()
     test_files: tuple[Path, ...] = ()
+    train_groups: tuple[str, ...] = ()
+    test_groups: tuple[str, ...] = ()
 
     @cached_property
     def whole(self) -> Split:
@@ -113,6 +117,11 @@ class DataSource(ABC):
         With such a setting there is no differential privacy: the number of scored images would tell of training images.
         """
         return ""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether each image has a group, see :attr:`Domain.train_groups`."""
+        return False
 
     @property
     def on_duplicates(self) -> Duplicates:

@@ -101,12 +101,13 @@ class Columns:
     label: str = ""
     domain: str = ""
     split: str = ""
+    group: str = ""
     scored: str = ""
     """The cell of the split's column in the rows of test images, where the column has no words of splits."""
 
     def chosen(self) -> list[str]:
         """Return the names that are not empty."""
-        return [name for name in (self.image, self.label, self.domain, self.split) if name]
+        return [name for name in (self.image, self.label, self.domain, self.split, self.group) if name]
 
 
 @dataclass
@@ -200,6 +201,7 @@ class Row:
         base: folder that the path is relative to.
         label: the name of its class.
         domain: its domain; empty if the table has no such column.
+        group: its group, likewise.
         split: the cell of its split, or the name of its part.
         where: its name in messages.
     """
@@ -209,6 +211,7 @@ class Row:
     base: Path
     label: str
     domain: str
+    group: str
     split: str
     where: str
 
@@ -774,7 +777,7 @@ def _choose_columns(
         label = _only_column(
             place, "label", labels or named or repeated or left[: 2 - len(left)], features, needed=True
         )
-    columns = Columns(image, label, domain, split, known.scored)
+    columns = Columns(image, label, domain, split, known.group, known.scored)
     _check_kinds(place, columns, features)
     left = [name for name in left if name != label]
     asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
@@ -793,7 +796,7 @@ def _named_columns(place: str, features: Mapping[str, Any], requested: Columns) 
         domain = ""
     if split == NONE and NONE not in features:
         split = ""
-    columns = Columns(requested.image, requested.label, domain, split, scored)
+    columns = Columns(requested.image, requested.label, domain, split, requested.group, scored)
     for name in columns.chosen():
         if name not in features:
             raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, features))}")
@@ -873,7 +876,7 @@ def _check_kinds(place: str, columns: Columns, features: Mapping[str, Any]) -> N
         raise DataError(
             f"table: {place}: {columns.image!r} holds neither images nor paths; choose another by data.image="
         )
-    for what in ("label", "domain", "split"):
+    for what in ("label", "domain", "split", "group"):
         name = getattr(columns, what)
         if name and not (_is_text(features[name]) or _is_label(features[name])):
             raise DataError(
@@ -900,7 +903,7 @@ def _log_columns(place: str, columns: Columns, requested: Columns, features: Map
 def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encoded: bool) -> Iterator[Row]:
     """Yield all rows of a table. Images that are in it are not read."""
     number = 0
-    wanted = [name for name in (columns.label, columns.domain, columns.split) if name]
+    wanted = [name for name in (columns.label, columns.domain, columns.split, columns.group) if name]
     if not encoded:
         wanted.append(columns.image)
     wanted = list(dict.fromkeys(wanted))
@@ -921,8 +924,9 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
                 paths = cells[columns.image]
             for index in range(count):
                 label, domain = cells[columns.label][index], cells[columns.domain][index]
+                group = cells[columns.group][index]
                 where = f"{part.split} row {read + index + 1}".strip()
-                yield Row(paths[index], number, base, label, domain, splits[index], where)
+                yield Row(paths[index], number, base, label, domain, group, splits[index], where)
                 number += 1
 
 

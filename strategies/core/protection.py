@@ -61,6 +61,11 @@ def check_request(
                 "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
                 "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
             )
+        if privacy.unit == "group" and not settings.data.grouped:
+            raise ConfigError(
+                "privacy.unit=group: nothing says which images belong together; name the column of a table that does, "
+                "data.group=COLUMN (data=table), or choose privacy.unit=sample or client"
+            )
         if settings.own_metric.sum_names:
             raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; nothing was sent")
         server = server_context(settings, model, client_count)
@@ -140,8 +145,8 @@ def check_protects(
         raise ConfigError(f"privacy=gaussian covers class means; {name} makes prototypes of its own, without a bound")
     check_scores(privacy, method, validates=validation > 0)
     makes_means = expected.prototypes or method.prototypes_from != "none"
-    if makes_means and privacy.unit == "sample":
-        _check_features(method, model)
+    if makes_means and privacy.unit != "client":
+        _check_features(privacy.unit, method, model)
     weights = expected.weights and bool(method.shared_names(model))
     if privacy.noised(prototypes=expected.prototypes, weights=weights):
         return
@@ -155,17 +160,17 @@ def check_protects(
     )
 
 
-def _check_features(method: Method, model: nn.Module) -> None:
-    """Refuse a model of which a feature may depend on other images than its own (``privacy.unit=sample``)."""
+def _check_features(unit: str, method: Method, model: nn.Module) -> None:
+    """Refuse a model of which a feature may depend on other images than its own; ``unit`` is not ``client``."""
     if method.shared_names(model) != set(model.state_dict()):
         raise ConfigError(
-            f"privacy.unit=sample: {method.name} keeps part of the model on the device, trained on all of its images, "
+            f"privacy.unit={unit}: {method.name} keeps part of the model on the device, trained on all of its images, "
             "so one image changes every feature and its effect on a class mean has no bound; choose privacy.unit=client"
         )
     for place, layer in model.named_modules():
         if isinstance(layer, _BatchNorm) and layer.running_mean is None:
             raise ConfigError(
-                f"privacy.unit=sample: the layer {place} normalises by its batch, so one image changes the features of "
+                f"privacy.unit={unit}: the layer {place} normalises by its batch, so one image changes the features of "
                 "others and its effect on a class mean has no bound; choose privacy.unit=client"
             )
 

@@ -31,7 +31,7 @@ NOT_ALLOWED = REASONS[ContractError]
 # ---- every setting that reaches a device -----------------------------------------------------------------------------
 
 COVERED = {
-    "data-*": ("data.path", "data.image", "data.label", "data.domain", "data.split", "data.classes"),
+    "data-*": ("data.path", "data.image", "data.label", "data.domain", "data.split", "data.group", "data.classes"),
     "data-dir": ("data.root",),
     "domain": ("data.domains",),
     "max-epochs": ("train.epochs", "method.head_epochs", "method.adversarial_epochs"),

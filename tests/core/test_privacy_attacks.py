@@ -91,7 +91,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 IMAGES = {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"}
 FIELDS = {
     "folder": IMAGES | {"path"},
-    "table": IMAGES | {"path", "image", "label", "domain", "split"},
+    "table": IMAGES | {"path", "image", "label", "domain", "split", "group"},
     "office_caltech": {"split", "train_fraction", "duplicates"},
     "digits": {"split"},
     "glyphs": set(),
@@ -139,6 +139,7 @@ def folders(root: Path) -> list[DataSource]:
         {"path": "list.csv"},
         {"path": "list.csv", "image": "path", "label": "label"},
         {"path": "list.csv", "split": "part", "domain": "place"},
+        {"path": "list.csv", "split": "none", "group": "path"},
         {"path": "images.parquet", "classes": classes},
     ]
     found: list[DataSource] = [Folder(**{**base, "classes": classes, **each}) for each in several]

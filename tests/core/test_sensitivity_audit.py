@@ -132,13 +132,17 @@ def figures(
     claims = {"weights": 2 * UPDATE_CLIP, "class means": 2 * CLIP * math.sqrt(len(counts)), "other classes": 1e-6}
     if unit == "sample":
         claims["class means"] = max(2 * CLIP / counts[label] for label in changed)
+    if unit == "group":
+        claims["class means"] = 2 * CLIP * FACTOR
     for before, after in pairs:
         found = difference(before, after)
         public = {name for name, kind in ANSWER.items() if kind == PUBLIC} | {"prototypes' labels or weights"}
         assert set(found.bare) <= (set() if equal else public)
         moved["weights"] = max(moved["weights"], found.weights)
-        if unit == "client":
-            moved["class means"] = max(moved["class means"], math.hypot(*found.rows.values()))
+        if unit != "sample":
+            scales = counts if unit == "group" else (1,) * len(counts)
+            rows = [distance * scales[label] for label, distance in found.rows.items()]
+            moved["class means"] = max(moved["class means"], math.hypot(*rows))
             continue
         for label, distance in found.rows.items():
             part = "class means" if label in changed else "other classes"
@@ -172,10 +176,16 @@ class CopiedToy(Toy):
         return replace(found, train=Split(images, found.train.labels))
 
 
-def written(folder: Path, kind: type[DataSource], changed: Sequence[int]) -> DataSource:
+PATIENT = (0, 1, 2, 4, 8, 12, 13)
+"""Training images of the largest group: four of the first class, two of the second, one of the third."""
+
+FACTOR = math.sqrt(4**2 + 2**2 + 1**2)
+
+
+def written(folder: Path, kind: type[DataSource], changed: Sequence[int], group: str = "") -> DataSource:
     """The images of the toy data in files: in folders of classes, or in a list; of some the negatives."""
     domain = Toy().load("bright")
-    lines = ["file,label,split"]
+    lines = ["file,label,split,patient"]
     for part, split in (("train", domain.train), ("test", domain.test)):
         for number, label in enumerate(split.labels.tolist()):
             image = split.images[number]
@@ -184,19 +194,20 @@ def written(folder: Path, kind: type[DataSource], changed: Sequence[int]) -> Dat
             path = folder / part / f"class {label}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
-            lines.append(f"{path.relative_to(folder)},class {label},{part}")
+            patient = "the largest" if part == "train" and number in PATIENT else f"{part} {number // 2}"
+            lines.append(f"{path.relative_to(folder)},class {label},{part},{patient}")
     names = tuple(f"class {label}" for label in range(CLASSES))
     place: dict[str, Any] = {"domains": ("bright",), "classes": names, "image_size": 16, "root": str(folder)}
     if kind is Folder:
         return Folder(**place)
     (folder / "list.csv").write_text("\n".join(lines) + "\n")
-    return Table(path="list.csv", **place)
+    return Table(path="list.csv", domain="none", image="file", label="label", split="split", group=group, **place)
 
 
-def in_files(kind: type[DataSource]) -> Callable[[Path, str], tuple[DataSource, DataSource]]:
+def in_files(kind: type[DataSource], group: str = "") -> Callable[[Path, str], tuple[DataSource, DataSource]]:
     def both(folder: Path, unit: str) -> tuple[DataSource, DataSource]:
-        changed = (4,) if unit == "sample" else range(25)
-        return written(folder / "ours", kind, ()), written(folder / "theirs", kind, changed)
+        changed = {"sample": (4,), "group": PATIENT, "client": range(25)}[unit]
+        return written(folder / "ours", kind, (), group), written(folder / "theirs", kind, changed, group)
 
     return both
 
@@ -223,6 +234,7 @@ class Variation:
     Args:
         overrides: settings.
         data: makes the data of the two devices.
+        units: the units of privacy.
         rounds: rounds; the later ones are of what the earlier ones left on the device.
         changed: the classes with a changed image (``unit=sample``).
         train: settings of the group ``train``.
@@ -232,6 +244,7 @@ class Variation:
     overrides: tuple[str, ...] = ()
     data: Callable[[Path, str], tuple[DataSource, DataSource]] = replaced
     rounds: int = 2
+    units: tuple[str, ...] = UNITS
     changed: frozenset[int] = frozenset({0})
     train: Mapping[str, Any] | None = None
     flat: bool = False
@@ -248,6 +261,7 @@ VARIATIONS = {
     "networks by domain": Variation(("model=by_domain", "model.others=small")),
     "a table": Variation(data=in_files(Table)),
     "own folders": Variation(data=in_files(Folder)),
+    "a table with groups": Variation(data=in_files(Table, "patient"), units=("sample", "group")),
 }
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {method: (method, {}) for method in METHODS if method != "pooled"}
@@ -291,7 +305,7 @@ def audited(case: str, variation: str, unit: str, folder: Path) -> list[Figure] 
 def test_a_device_refuses_or_keeps_to_the_bound(case: str, tmp_path: Path) -> None:
     served = 0
     for variation in VARIATIONS:
-        for unit in UNITS:
+        for unit in VARIATIONS[variation].units:
             measured = audited(case, variation, unit, tmp_path / variation / unit)
             if measured is None:
                 continue
@@ -334,7 +348,7 @@ def test_the_audit_finds_an_image_in_several_rows(tmp_path: Path, monkeypatch: p
     for side, changed in (("a", ()), ("b", (4,))):
         source = written(tmp_path / side / "images", Table, changed)
         listed = tmp_path / side / "images" / "list.csv"
-        listed.write_text(listed.read_text() + 29 * "train/class 0/4.png,class 0,train\n")
+        listed.write_text(listed.read_text() + 29 * "train/class 0/4.png,class 0,train,x\n")
         devices.append(device_of(settings, source, tmp_path / side))
     with pytest.raises(RepeatedImageError):
         released(settings, *devices)
@@ -343,14 +357,41 @@ def test_the_audit_finds_an_image_in_several_rows(tmp_path: Path, monkeypatch: p
     assert {figure.part: figure.share for figure in found}["class means"] > 1.5
 
 
+def test_a_group_moves_more_than_an_image(tmp_path: Path) -> None:
+    """Its images move the means together, so noise for a single image would not cover it."""
+    moved: dict[str, float] = {}
+    for unit in ("sample", "group"):
+        measured = audited("fpl", "a table with groups", unit, tmp_path / unit)
+        assert measured is not None
+        moved[unit] = {figure.part: figure.measured for figure in measured}["class means"]
+    assert moved["group"] > 2 * moved["sample"] * COUNTS[0]
+
+
+def test_a_group_scales_the_noise_by_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.privacy, "gaussian", lambda shape, draws: torch.ones(shape, dtype=torch.float64))
+    sent: dict[str, PrototypeSet] = {}
+    for unit, noise in (("sample", "1e-3"), ("sample", "1e-9"), ("group", "1e-3")):
+        settings = settings_of("fpl", tmp_path, unit, f"privacy.noise_multiplier={noise}", "train.rounds=1")
+        source = written(tmp_path / "images", Table, (), "patient")
+        device = device_of(settings, source, tmp_path / unit / noise)
+        found = released(replace(settings, train=replace(settings.train, rounds=1)), device, device)[0][0].prototypes
+        assert found is not None
+        sent[f"{unit} {noise}"] = found
+    clean = sent["sample 1e-9"].vectors.double()
+    for unit, factor in (("sample", 1.0), ("group", FACTOR)):
+        noise = sent[f"{unit} 1e-3"].vectors.double() - clean
+        expected = 1e-3 * 2 * CLIP * factor / torch.tensor(COUNTS)[:, None]
+        torch.testing.assert_close(noise, expected.double().expand_as(noise), rtol=0.02, atol=1e-6)
+
+
 def main() -> None:
     """Print the audit's table: the largest movement of each method in all variations, and the claim."""
     print("method,unit,part,claimed,measured,share,variation,refused")
     for case in CASES:
-        for unit in UNITS:
+        for unit in (*UNITS, "group"):
             worst: dict[str, tuple[Figure, str]] = {}
             refused: list[str] = []
-            for variation in VARIATIONS:
+            for variation in [name for name, chosen in VARIATIONS.items() if unit in chosen.units]:
                 with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
                     measured = audited(case, variation, unit, Path(folder))
                 if measured is None:
