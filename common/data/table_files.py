@@ -748,17 +748,18 @@ def _choose_columns(
     """Return the columns that are read, by what they hold, and log which were taken and which are not read."""
     known = _named_columns(place, features, requested)
     contents = _contents(parts, features)
-    left = [name for name in contents if name not in known.chosen()]
+    taken = replace(known, group="").chosen()  # a group may be the image itself
+    left = [name for name in contents if name not in taken]
     image = known.image
     if not image:
-        encoded = [name for name in features if _holds_images(features[name]) and name not in known.chosen()]
+        encoded = [name for name in features if _holds_images(features[name]) and name not in taken]
         named = [name for name in left if name_key(name) in ("path", "image")]
         paths = [name for name in left if contents[name].holds_paths]
         both = list(dict.fromkeys([*paths, *named]))
         if len(set(paths) & set(named)) == 1:  # of several with paths, the one that is called so
             both = [name for name in paths if name in named]
         image = _only_column(place, "image", encoded or both, features, needed=True)
-    left = [name for name in left if name != image]
+    left = [name for name in left if name not in (image, known.group)]
     split = known.split
     if len(parts) == 1 and not split and requested.split != NONE:
         named = [name for name in left if name_key(name) == "split" or split_of(name)]
