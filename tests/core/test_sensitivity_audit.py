@@ -3,7 +3,7 @@
 Two devices hold neighbouring data and answer a dishonest server, which skips the registration, with the same draws and
 next to no noise. What they send apart from each other is the movement that the noise must cover. For all methods, in
 every variation of the settings, a device refuses, or the movement is at most what is claimed.
-``python tests/core/test_sensitivity_audit.py`` prints claims and movements of all methods.
+Run as a program, with ``PYTHONPATH=.:tests:tests/core``, the file prints claims and movements of all methods.
 """
 
 from __future__ import annotations
