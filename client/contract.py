@@ -127,7 +127,7 @@ def asked_terms(settings: RunSettings, domain: str, root: str | None, clients: S
         settings: the run's settings.
         domain: the domain whose data are read.
         root: folder of the data on this device; ``None`` is the one that the settings name.
-        clients: the domains that the node serves.
+        clients: the domains whose images the node trains on or scores.
 
     Raises:
         DataError: the data do not decide which columns are read.

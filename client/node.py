@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -216,7 +216,9 @@ class Node:
             data_root = str(data_root)
         scores, budget = self._scores(settings), self._budget()
         folder = self._state_folder()
-        contract, keep = self._contract(settings, spec, data_root, private=bool(budget) or is_gaussian(settings))
+        served = [each.domain for each in self._hosted(settings)] + list(scores or ())
+        private = bool(budget) or is_gaussian(settings)
+        contract, keep = self._contract(settings, spec, data_root, list(dict.fromkeys(served)), private=private)
         border = Border(folder / FOLDER / BORDER_FOLDER)
         device = Device(
             settings,
@@ -231,9 +233,16 @@ class Node:
         return device, keep
 
     def _contract(
-        self, settings: RunSettings, spec: ClientSpec, root: str | None, *, private: bool
+        self, settings: RunSettings, spec: ClientSpec, root: str | None, served: Sequence[str], *, private: bool
     ) -> tuple[Contract, Keep]:
         """Return the device's contract, which allows the run, and what keeps the run's terms when it was served.
+
+        Args:
+            settings: the run's settings.
+            spec: the client.
+            root: folder of the data that the owner named, or ``None``.
+            served: the domains whose images the node trains on or scores.
+            private: whether the run or the device is private, so that the server decides nothing of the data.
 
         Raises:
             ContractError: the contract does not allow the run.
@@ -244,8 +253,7 @@ class Node:
         if "domain" not in self.configuration:
             names.append(f".{node}")
         contract = contract_of(self.configuration, kept, names, root, allows_keyed=self._allows_keyed())
-        served = dict.fromkeys(each.domain for each in self._hosted(settings))
-        asked = asked_terms(settings, spec.domain, root, list(served))
+        asked = asked_terms(settings, spec.domain, root, served)
         undecided = None
         if private:
             undecided = undecided_terms(settings.data, spec.domain, root, contract.pinned)

@@ -315,6 +315,8 @@ def test_the_first_private_run_decides_the_domains_of_a_node_that_names_none(tmp
     assert attacker.register(*HONEST, *NOISED, "data.domains=[clinic,ward]").ok
     assert attacker.register(*HONEST, *NOISED, "data.domains=[ward]").ok
     assert attacker.register(*HONEST, *NOISED, "data.domains=[ward,attic]").text == NOT_ALLOWED
+    unseen = ("data.domains=[ward,attic]", "protocol=leave_one_out", "protocol.leave_out=[attic]")
+    assert attacker.register(*HONEST, *NOISED, *unseen).text == NOT_ALLOWED, "nor is another domain scored"
 
 
 def test_public_images_are_those_of_the_first_run(tmp_path: Path) -> None:
