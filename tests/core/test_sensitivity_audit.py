@@ -22,7 +22,7 @@ import pytest
 import torch
 from PIL import Image
 from support.toy import CLASSES, ChangedToy, Toy, toy_settings
-from test_privacy_audit import ANSWER, CLIP, METHODS, PUBLIC, REFUSED, UPDATE_CLIP, device_of, difference
+from test_privacy_audit import ANSWER, METHODS, PUBLIC, REFUSED, UPDATE_CLIP, device_of, difference
 from test_privacy_claims import PERSONAL
 
 import client.privacy
@@ -43,6 +43,9 @@ from strategies.core.exchange import Client, Update
 from strategies.core.method import build_model, server_context
 
 CLEAN = ("privacy.noise_multiplier=1e-9", "privacy.update_noise_multiplier=1e-9", "privacy.randomness=keyed")
+CLIP = 0.05
+"""Shorter than most features of the small network, so that one image moves a mean by nearly all that it may."""
+
 BOUNDS = (f"privacy.clip={CLIP}", f"privacy.update_clip={UPDATE_CLIP}")
 ROUNDS = 3
 UNITS = ("sample", "client")
@@ -312,7 +315,7 @@ def test_a_device_refuses_or_keeps_to_the_bound(case: str, tmp_path: Path) -> No
             served += not VARIATIONS[variation].flat
             for figure in measured:
                 assert figure.share <= 1 + ROUNDING, f"{variation}, {unit}: {figure}"
-            assert max(figure.share for figure in measured) > 0.01, "nothing moved, so nothing was audited"
+            assert max(figure.share for figure in measured) > 0.1, "nothing moved, so nothing was audited"
     assert bool(served) is (case not in REFUSED and case not in PERSONAL)
 
 
@@ -371,7 +374,7 @@ def test_a_group_scales_the_noise_by_its_images(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(client.privacy, "gaussian", lambda shape, draws: torch.ones(shape, dtype=torch.float64))
     sent: dict[str, PrototypeSet] = {}
     for unit, noise in (("sample", "1e-3"), ("sample", "1e-9"), ("group", "1e-3")):
-        settings = settings_of("fpl", tmp_path, unit, f"privacy.noise_multiplier={noise}", "train.rounds=1")
+        settings = settings_of("fpl", tmp_path, unit, f"privacy.noise_multiplier={noise}", "privacy.clip=0.5")
         source = written(tmp_path / "images", Table, (), "patient")
         device = device_of(settings, source, tmp_path / unit / noise)
         found = released(replace(settings, train=replace(settings.train, rounds=1)), device, device)[0][0].prototypes
@@ -380,8 +383,8 @@ def test_a_group_scales_the_noise_by_its_images(tmp_path: Path, monkeypatch: pyt
     clean = sent["sample 1e-9"].vectors.double()
     for unit, factor in (("sample", 1.0), ("group", FACTOR)):
         noise = sent[f"{unit} 1e-3"].vectors.double() - clean
-        expected = 1e-3 * 2 * CLIP * factor / torch.tensor(COUNTS)[:, None]
-        torch.testing.assert_close(noise, expected.double().expand_as(noise), rtol=0.02, atol=1e-6)
+        expected = 1e-3 * 2 * 0.5 * factor / torch.tensor(COUNTS)[:, None]
+        torch.testing.assert_close(noise, expected.double().expand_as(noise), rtol=0.02, atol=1e-7)
 
 
 def main() -> None:
