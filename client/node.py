@@ -259,13 +259,17 @@ class Node:
             undecided = undecided_terms(settings.data, spec.domain, root, contract.pinned)
         contract.check_terms(asked, undecided)
         new = contract.to_keep(asked)
-        clients = {CLIENTS: new.pop(CLIENTS)} if CLIENTS in new else {}
+        clients: dict[str, str] = {}
+        if CLIENTS in new:
+            clients[CLIENTS] = new.pop(CLIENTS)
         warn_once(f"{spec.id} serves {contract.described(new)}")
 
         def keep() -> None:
             kept.keep(spec.domain, new)
+            new.clear()
             if private:
                 kept.keep(names[-1], clients)
+                clients.clear()
 
         return contract, keep
 
