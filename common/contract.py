@@ -5,7 +5,8 @@ images and which cells as labels, and is not pinned, is *kept*: the first reques
 the device refuses a later request for anything else. With privacy the server decides it at no time: such a term must be
 pinned, or be what the data alone say.
 
-:func:`strategies.core.protection.check_request` checks a request against the contract. The module imports no torch.
+:meth:`Contract.check_terms` checks the terms on the device, before any image is read. What leaves is checked by
+:func:`strategies.core.protection.check_request`, which the server calls as well before it asks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def is_kept(term: str) -> bool:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a device serves. An empty one is that of a simulation, and all that a server knows of a device's.
+    """What a device serves. An empty one fixes nothing.
 
     Args:
         pinned: terms that the owner fixed.
