@@ -54,25 +54,30 @@ class Images:
         names: one name for each image, equal in every run.
         split: what decides which image a name means: that names are files, or the settings and sizes of a data set in
             which they are places.
+        groups: the group of each image; empty without groups. All images of a group are on one side.
     """
 
     domain: str
     names: tuple[str, ...]
     split: str
+    groups: tuple[str, ...] = ()
 
 
 def training_images(source: DataSource, domain: Domain, rows: Tensor) -> Images:
     """Return the images at ``rows`` (int64 [n]) of a domain's train split."""
     names = _names(source, domain, "train", domain.train_files, len(domain.train))
-    return _images(source, domain, [names[row] for row in rows.tolist()])
+    groups = [domain.train_groups[row] for row in rows.tolist() if domain.train_groups]
+    return _images(source, domain, [names[row] for row in rows.tolist()], groups)
 
 
 def scored_images(source: DataSource, domain: Domain, *, whole: bool) -> Images:
     """Return the images of a domain's test split; with ``whole`` those of its train split as well."""
     names = _names(source, domain, "test", domain.test_files, len(domain.test))
+    groups = domain.test_groups
     if whole:
         names = [*_names(source, domain, "train", domain.train_files, len(domain.train)), *names]
-    return _images(source, domain, names)
+        groups = domain.train_groups + groups
+    return _images(source, domain, names, groups)
 
 
 def check_single(images: Images) -> None:
@@ -87,18 +92,44 @@ def check_single(images: Images) -> None:
     Raises:
         RepeatedImageError: an image is there twice, by its path, by a link, or by its place in the data set.
     """
-    known: dict[str, Hashable] = {}
-    for name in images.names:
-        if name not in known:
-            known[name] = _on_disk(name)
-    times = Counter(known[name] for name in images.names)
+    times = Counter(_keys_on_disk(images))
     most = max(times.values(), default=1)
     if most > 1:
         raise RepeatedImageError(
             f"{images.domain}: {len(images.names)} training samples are {len(times)} images, and one of them is "
-            f"{most} samples. privacy.unit=sample covers the change of one sample. Choose privacy.unit=client, which "
-            "covers the change of any number, or list each image once"
+            f"{most} samples. privacy.unit=sample covers the change of one sample. Choose privacy.unit=group with "
+            "data.group=COLUMN, a column of the table with one name for all rows of an image, such as that of the "
+            "images or of the patients; privacy.unit=client, which covers the change of any number; or list each image "
+            "once"
         )
+
+
+def check_grouped(images: Images) -> None:
+    """Check that all samples of one image are of one group (``privacy.unit=group``).
+
+    Args:
+        images: the training images of a client, one for each sample.
+
+    Raises:
+        RepeatedImageError: an image is of two groups.
+    """
+    groups: dict[Hashable, str] = {}
+    for key, group in zip(_keys_on_disk(images), images.groups, strict=True):
+        if groups.setdefault(key, group) != group:
+            raise RepeatedImageError(
+                f"{images.domain}: one image is a sample of the group {groups[key]!r} and of {group!r}. "
+                "privacy.unit=group covers the change of one group. Give all rows of an image one group, or choose "
+                "privacy.unit=client"
+            )
+
+
+def _keys_on_disk(images: Images) -> list[Hashable]:
+    """Return a key of each image, equal for all names of a file."""
+    known: dict[str, Hashable] = {}
+    for name in images.names:
+        if name not in known:
+            known[name] = _on_disk(name)
+    return [known[name] for name in images.names]
 
 
 def _on_disk(name: str) -> Hashable:
@@ -118,8 +149,8 @@ def _names(source: DataSource, domain: Domain, part: str, files: Sequence[Path],
     return [f"{source.name} {domain.name} {part} {row}" for row in range(count)]
 
 
-def _images(source: DataSource, domain: Domain, names: Sequence[str]) -> Images:
-    return Images(domain.name, tuple(names), _split(source, domain))
+def _images(source: DataSource, domain: Domain, names: Sequence[str], groups: Sequence[str]) -> Images:
+    return Images(domain.name, tuple(names), _split(source, domain), tuple(groups))
 
 
 def _split(source: DataSource, domain: Domain) -> str:
@@ -169,9 +200,11 @@ class Border(PrivateFolder):
                 self._write(BORDER, json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
 
     def _keyed(self, images: Images) -> Images:
-        """Return the images with hashes in place of all names."""
-        texts = [("domain", images.domain), ("split", images.split)]
-        domain, split, *names = self.keyed_hashes([*texts, *(("image", name) for name in images.names)])
+        """Return the images with hashes in place of all names. A group is kept like an image of its own."""
+        texts: list[tuple[str, ...]] = [("domain", images.domain), ("split", images.split)]
+        texts += [("image", name) for name in images.names]
+        texts += [("group", images.domain, name) for name in dict.fromkeys(images.groups)]
+        domain, split, *names = self.keyed_hashes(texts)
         return Images(domain, tuple(names), split)
 
     @staticmethod

@@ -18,6 +18,7 @@ from client.ledger import Ledger
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from common.client_state import ClientStore, Version
+from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import compare_images
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
@@ -50,12 +51,9 @@ class Device:
         store: returns the client's own state for a run's id.
         data_root: folder of this device's data; ``None`` takes the configured one.
         scores: domains whose test sets this device can score; ``None`` is its own.
-        simulated: whether this machine plays other clients too, so that noise may be repeatable; see
-            :class:`common.privacy.GaussianPrivacy`.
+        contract: what the owner of this device allows; by default that of a device of which nobody fixed anything.
         ledger: the record of what was released of the client's data, and the device's own budget; a private run
             needs it.
-        allows_keyed: whether this device itself, and not only the server's settings, allows noise that can be repeated
-            by anyone who knows the run's seed.
     """
 
     def __init__(
@@ -66,14 +64,14 @@ class Device:
         data_root: str | None = None,
         scores: tuple[str, ...] | None = None,
         *,
-        simulated: bool = False,
+        contract: Contract | None = None,
         ledger: Ledger | None = None,
-        allows_keyed: bool = False,
     ) -> None:
-        self.settings, self.spec, self.data_root, self.simulated = settings, spec, data_root, simulated
+        self.settings, self.spec, self.data_root = settings, spec, data_root
         self.method: Method = settings.method
-        self.ledger = ledger
-        self.privacy = device_privacy(settings, ledger, simulated=simulated, allows_keyed=allows_keyed)
+        self.contract, self.ledger = contract or Contract(), ledger
+        self.simulated = self.contract.simulated
+        self.privacy = device_privacy(settings, ledger, self.contract)
         self.torch_device = choose_device(settings.train.device)
         if scores is None:
             scores = (spec.domain,)
@@ -100,7 +98,8 @@ class Device:
             PrivacyError: this device's own configuration forbids what the run would send.
             ConfigError: differential privacy does not cover it.
         """
-        self.privacy.check_settings(self._new_model)
+        if self.privacy.counts:
+            self.privacy.check_request(self._new_model(), len(self.settings.clients))
         split, validation = self._own_data()
         counts = split.class_counts(self.settings.data.class_count).tolist()
         known, content = self.privacy.registered_hashes(
@@ -189,8 +188,8 @@ class Device:
 
     def _answer(self, request: Request, message: Payload) -> Payload:
         self._check(request)
-        self.privacy.check_request(request)
-        self.privacy.check_settings(self._new_model)
+        if self.privacy.counts:
+            self.privacy.check_request(self._new_model(), len(self.settings.clients), request)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
         clock = Clock()
         split, validation = self._own_data()
@@ -202,7 +201,7 @@ class Device:
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
         install = partial(self._install, cast_up(message, self.settings.rounds.transport), request, split, validation)
-        local = self.privacy.received(install, own.tensors)
+        local = self.privacy.received(install, own.tensors, request)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
         clock.lap("score")
@@ -456,13 +455,11 @@ def kept_versions(settings: RunSettings) -> int:
     return (settings.rounds.checkpoints + 1) * len(settings.method.exchanges)
 
 
-def device_privacy(
-    settings: RunSettings, ledger: Ledger | None, *, simulated: bool, allows_keyed: bool
-) -> DevicePrivacy:
+def device_privacy(settings: RunSettings, ledger: Ledger | None, contract: Contract) -> DevicePrivacy:
     """Return the privacy rules of this device in a run with ``settings``; see :class:`Device` for the arguments."""
     if isinstance(settings.privacy, GaussianPrivacy):
-        return GaussianDevicePrivacy(settings, settings.privacy, ledger, simulated=simulated, allows_keyed=allows_keyed)
-    return DevicePrivacy(settings, ledger)
+        return GaussianDevicePrivacy(settings, settings.privacy, ledger, contract)
+    return DevicePrivacy(settings, ledger, contract)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

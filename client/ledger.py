@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from client.border import Border
 from client.private_folder import PrivateFolder
 from common.accounting import composed, new_accountant
+from common.contract import Contract
 from common.errors import BudgetSpentError, DataError, PrivacyError
 
 FOLDER = ".privacy"
@@ -44,6 +45,14 @@ class Budget:
 
     def __bool__(self) -> bool:
         return self.max_releases is not None or self.max_epsilon is not None
+
+    def limits(self, contract: Contract) -> Contract:
+        """Return a device's contract with its budget."""
+        if not self:
+            return contract
+        if self.max_epsilon is None:
+            return replace(contract, budget=self.releases_key)
+        return replace(contract, budget=self.epsilon_key, max_epsilon=f"{self.epsilon_key}={self.max_epsilon:g}")
 
 
 @dataclass

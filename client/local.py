@@ -3,6 +3,7 @@
 from client.device import Device, kept_versions
 from client.ledger import FOLDER, Ledger
 from common.client_state import client_stores
+from common.contract import Contract
 from common.data.protocols import ClientSpec
 from common.settings import RunSettings
 from common.storage import folder_name
@@ -17,6 +18,5 @@ def local_device(settings: RunSettings, spec: ClientSpec) -> Device:
     folder = settings.output_folder / "clients"
     store = client_stores(folder, spec.id, kept_versions(settings))
     scores = tuple(settings.protocol.test_domains(settings.data))
-    return Device(
-        settings, spec, store, scores=scores, simulated=True, ledger=Ledger(folder / FOLDER / folder_name(spec.id))
-    )
+    ledger = Ledger(folder / FOLDER / folder_name(spec.id))
+    return Device(settings, spec, store, scores=scores, contract=Contract(simulated=True), ledger=ledger)

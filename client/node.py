@@ -9,18 +9,22 @@ import logging
 import math
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from client.border import FOLDER as BORDER_FOLDER
 from client.border import Border
+from client.contract import FOLDER as CONTRACT_FOLDER
+from client.contract import KeptTerms, asked_terms, contract_of, undecided_terms
 from client.device import Device, kept_versions
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
 from client.resident.messages import Question, TrainerReply
 from common.client_state import client_stores, forget_runs
+from common.contract import CLIENTS, PINS, Contract, is_pin
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
@@ -29,8 +33,9 @@ from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, check_deployable, settings_in
 from common.storage import folder_name
+from common.text import warn_once
 from common.versions import code_files
-from common.wire.messages import Answer, read_header
+from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import encode
 from strategies.core.codec import read_request, write_registrations
 
@@ -55,15 +60,19 @@ NODE_KEYS = (
     EPSILON_KEY,
     DELTA_KEY,
     RELEASES_KEY,
+    *PINS,
 )
-"""Keys of ``--node-config``."""
+"""Keys of ``--node-config``, besides ``data-SETTING`` for the settings of a data set."""
 
 DELTA = 1e-5
 """Delta of the device's own budget by default. The server's delta is not used, since it could be any number."""
 
 CACHED_DEVICES = 32
-_DEVICES: OrderedDict[tuple[int, str, str, str], Device] = OrderedDict()
-"""Devices of this process, which keep data and model between messages."""
+_DEVICES: OrderedDict[tuple[int, str, str, str], tuple[Device, "Keep"]] = OrderedDict()
+"""Devices of this process, which keep data and model between messages, each with what records its contract."""
+
+Keep = Callable[[], None]
+"""Records, when a request was served, what later requests must not change."""
 
 
 @lru_cache(maxsize=8)
@@ -99,6 +108,11 @@ def is_private(question: Question) -> bool:
         settings = _settings_of(run_config_text(question))
     except Exception:  # the run's settings are wrong: no run of them begins, private or not
         return False
+    return is_gaussian(settings)
+
+
+def is_gaussian(settings: RunSettings) -> bool:
+    """Return whether the run asks for differential privacy."""
     return isinstance(settings.privacy, GaussianPrivacy)
 
 
@@ -118,7 +132,11 @@ class Node:
         """Return the registrations of the clients that this node hosts."""
         settings = self._settings()
         self._forget_old_runs()
-        registrations = [self._device(settings, spec).register() for spec in self._hosted(settings)]
+        registrations: list[Registration] = []
+        for spec in self._hosted(settings):
+            device, keep = self._device(settings, spec)
+            registrations.append(device.register())
+            keep()
         if self.question.request not in (None, "", settings.code):  # the server names the files that differ
             registrations = [replace(registration, files=code_files()) for registration in registrations]
         return TrainerReply(ok=True, text=write_registrations(registrations))
@@ -131,11 +149,13 @@ class Node:
         hosted = {spec.id: spec for spec in self._hosted(settings)}
         if request.client not in hosted:
             raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
-        payload = self._device(settings, hosted[request.client]).answer(request, message)
+        device, keep = self._device(settings, hosted[request.client])
+        payload = device.answer(request, message)
+        keep()
         return TrainerReply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
 
     def _settings(self) -> RunSettings:
-        unknown = sorted(set(self.configuration) - set(NODE_KEYS))
+        unknown = sorted(key for key in self.configuration if key not in NODE_KEYS and not is_pin(key))
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
         settings = _settings_of(self.run_config)
@@ -171,7 +191,7 @@ class Node:
             raise ConfigError('a SuperNode needs --node-config \'domain="..." data-dir="..."\'')
         return specs[int(str(node["partition-id"])) :: int(str(node["num-partitions"]))]
 
-    def _device(self, settings: RunSettings, spec: ClientSpec) -> Device:
+    def _device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
         run = self.question.run
         key = (run, self.run_config, repr(sorted(self.configuration.items())), spec.id)
         for other in list(_DEVICES):
@@ -184,9 +204,9 @@ class Node:
             _DEVICES.popitem(last=False)
         return _DEVICES[key]
 
-    def _new_device(self, settings: RunSettings, spec: ClientSpec) -> Device:
+    def _new_device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
         if self.simulated:
-            return local_device(settings, spec)
+            return local_device(settings, spec), lambda: None
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
@@ -194,19 +214,64 @@ class Node:
             data_root = os.environ.get(DATA_VARIABLE)
         if data_root is not None:
             data_root = str(data_root)
-        scores = self._scores(settings)
+        scores, budget = self._scores(settings), self._budget()
         folder = self._state_folder()
+        served = [each.domain for each in self._hosted(settings)] + list(scores or ())
+        private = bool(budget) or is_gaussian(settings)
+        contract, keep = self._contract(settings, spec, data_root, list(dict.fromkeys(served)), private=private)
         border = Border(folder / FOLDER / BORDER_FOLDER)
-        return Device(
+        device = Device(
             settings,
             spec,
             client_stores(folder, spec.id, kept_versions(settings)),
             data_root,
             scores,
             # by domain and not by client, because another server may split the domain in another way
-            ledger=Ledger(folder / FOLDER / folder_name(spec.domain), self._budget(), border),
-            allows_keyed=self._allows_keyed(),
+            ledger=Ledger(folder / FOLDER / folder_name(spec.domain), budget, border),
+            contract=contract,
         )
+        return device, keep
+
+    def _contract(
+        self, settings: RunSettings, spec: ClientSpec, root: str | None, served: Sequence[str], *, private: bool
+    ) -> tuple[Contract, Keep]:
+        """Return the device's contract, which allows the run, and what keeps the run's terms when it was served.
+
+        Args:
+            settings: the run's settings.
+            spec: the client.
+            root: folder of the data that the owner named, or ``None``.
+            served: the domains whose images the node trains on or scores.
+            private: whether the run or the device is private, so that the server decides nothing of the data.
+
+        Raises:
+            ContractError: the contract does not allow the run.
+        """
+        kept = KeptTerms(self._state_folder() / FOLDER / CONTRACT_FOLDER)
+        node = f"partition {self.configuration.get('partition-id')} of {self.configuration.get('num-partitions')}"
+        names = [spec.domain]
+        if "domain" not in self.configuration:
+            names.append(f".{node}")
+        contract = contract_of(self.configuration, kept, names, root, allows_keyed=self._allows_keyed())
+        asked = asked_terms(settings, spec.domain, root, served)
+        undecided = None
+        if private:
+            undecided = undecided_terms(settings.data, spec.domain, root, contract.pinned)
+        contract.check_terms(asked, undecided)
+        new = contract.to_keep(asked)
+        clients: dict[str, str] = {}
+        if CLIENTS in new:
+            clients[CLIENTS] = new.pop(CLIENTS)
+        warn_once(f"{spec.id} serves {contract.described(new)}")
+
+        def keep() -> None:
+            kept.keep(spec.domain, new)
+            new.clear()
+            if private:
+                kept.keep(names[-1], clients)
+                clients.clear()
+
+        return contract, keep
 
     def _forget_old_runs(self) -> None:
         """Remove the state of runs that have been idle for ``state-keep`` days; without that key, all is kept."""

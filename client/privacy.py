@@ -5,39 +5,44 @@
 In a run without differential privacy, :class:`DevicePrivacy` is used for the whole run and :class:`Unprotected` for one
 exchange. With ``privacy=gaussian`` they are :class:`GaussianDevicePrivacy` and :class:`Protection`.
 
-A device refuses in three places: a spent budget in :mod:`client.ledger`, an image of the other side in
-:mod:`client.border`, and a method or a tensor that no noise covers in :mod:`strategies.core.protection`.
+A device refuses in four places: other data than its contract names in :mod:`common.contract`, a spent budget in
+:mod:`client.ledger`, an image of the other side in :mod:`client.border`, and a method or a tensor that no noise covers
+in :mod:`strategies.core.protection`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from client.border import SCORED, Border, Images, check_single, scored_images, trained_on, training_images
+from client.border import (
+    SCORED,
+    Border,
+    Images,
+    check_grouped,
+    check_single,
+    scored_images,
+    trained_on,
+    training_images,
+)
 from client.ledger import Budget, Ledger, check_accountant
 from client.trainer import LocalExchange
+from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, public_split_hash
-from common.errors import ConfigError, PayloadError, PrivacyError
-from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian
+from common.errors import ConfigError
+from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian, group_factor
 from common.prototypes import PrototypeSet, class_means
-from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
+from common.settings import RunSettings
+from common.text import warn_once
 from common.wire.messages import Request
-from strategies.core.method import Method, Upload, server_context
-from strategies.core.protection import (
-    check_exact_scores,
-    check_nothing_else,
-    check_protects,
-    check_received,
-    check_scores,
-)
+from strategies.core.method import Method, Upload
+from strategies.core.protection import check_nothing_else, check_received, check_request, multipliers_of
 
 Install = Callable[[Mapping[str, Tensor]], LocalExchange]
 """Makes an exchange of the received message and a client's own state, which it loads into the device's model."""
@@ -49,10 +54,12 @@ class DevicePrivacy:
     Args:
         settings: the run's settings.
         ledger: the record of releases of the client's data, and the device's own budget; ``None`` counts nothing.
+        contract: what the device's owner allows.
     """
 
-    def __init__(self, settings: RunSettings, ledger: Ledger | None) -> None:
+    def __init__(self, settings: RunSettings, ledger: Ledger | None, contract: Contract) -> None:
         self.settings, self.ledger = settings, ledger
+        self.contract = contract if ledger is None else ledger.budget.limits(contract)
         self.method: Method = settings.method
         self._sides: dict[str, tuple[str, Images]] = {}
         """The images that the run trains on, and those that it scores of each domain, with their side of the border."""
@@ -71,61 +78,40 @@ class DevicePrivacy:
         """Whether updates are counted in the ledger."""
         return self.ledger is not None and bool(self.ledger.budget)
 
-    def multipliers(self, model: nn.Module) -> dict[str, float]:  # noqa: ARG002
+    def multipliers(self, model: nn.Module) -> dict[str, float]:
         """Return the noise multiplier of each part of an update of ``model``; 0 for a part without noise."""
-        return {"everything": 0.0}
+        return multipliers_of(self.contract, self.settings, model)
 
-    def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
-        """Refuse settings that this device does not allow.
+    def check_request(self, model: nn.Module, client_count: int, request: Request | None = None) -> None:
+        """Check a request, or with ``None`` the settings at registration, against the device's contract.
 
-        Args:
-            new_model: builds the run's model; called only in a private run, or if a budget limits epsilon.
-
-        Raises:
-            PrivacyError: the server could repeat the noise, or a part of an update would carry none.
-            ConfigError: a budget needs an accountant that is not installed, the ledger has no place, or differential
-                privacy does not cover what the method would send.
-        """
-        check_accountant(self.budgets)
-        limits = [budget for budget in self.budgets if budget.max_epsilon is not None]
-        if not limits:
-            return
-        bare = [part for part, multiplier in self.multipliers(new_model()).items() if not multiplier]
-        if bare:
-            raise PrivacyError(
-                f"{limits[0].epsilon_key}={limits[0].max_epsilon:g} allows no update without noise, and this run's "
-                f"would have: {', '.join(bare)}. Choose privacy=gaussian with privacy.update_clip and both noise "
-                "multipliers above 0, and privacy.randomness=auto"
-            )
-
-    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
-        """Refuse an exchange whose upload differential privacy does not cover.
+        A budget counts updates alone. So a device with a budget sends no score that depends on its training images.
 
         Args:
             model: the model, received or as it is before the first round.
             client_count: number of clients of the run.
-            round_number: the exchange's round; 0 at registration.
-            exchange: its name.
+            request: the request.
 
         Raises:
-            ConfigError: the method sends, scores or keeps something that is not covered.
+            PrivacyError, ConfigError: see :func:`strategies.core.protection.check_request`; or a budget needs an
+                accountant that is not installed, or the ledger has no place.
         """
+        check_accountant(self.budgets)
+        if request is None:
+            check_request(self.contract, self.settings, model, client_count)
+            return
+        check_request(
+            self.contract,
+            self.settings,
+            model,
+            client_count,
+            round_number=request.round,
+            exchange=request.exchange,
+            scores=bool(request.score),
+            validates=request.validate,
+        )
 
-    def check_request(self, request: Request) -> None:
-        """Refuse an exchange if differential privacy does not cover its upload or its scores.
-
-        A budget counts updates alone. So a device with a budget sends no score that depends on its training images.
-
-        Raises:
-            ConfigError: a score would depend on training images.
-        """
-        if self.counts and (request.score or request.validate):
-            key = self.budgets[0].epsilon_key
-            if self.budgets[0].max_epsilon is None:
-                key = self.budgets[0].releases_key
-            check_exact_scores(key, self.method, validates=request.validate)
-
-    def received(self, install: Install, kept: Mapping[str, Tensor]) -> LocalExchange:
+    def received(self, install: Install, kept: Mapping[str, Tensor], request: Request) -> LocalExchange:
         """Return an exchange to score the received model in.
 
         The score of a private device cannot depend on training images: the method's functions get neither these images
@@ -134,14 +120,15 @@ class DevicePrivacy:
         Args:
             install: makes an exchange of a client's own state.
             kept: the client's own state.
+            request: the request.
 
         Raises:
-            ConfigError: differential privacy does not cover what the method would send.
+            PrivacyError, ConfigError: as in :meth:`check_request`.
         """
         if not self.counts:
             return install(kept)
         local = install({})
-        self.check_method(local.model, local.client.client_count, local.round, local.exchange)
+        self.check_request(local.model, local.client.client_count, request)
         return local.without_training_images()
 
     def protected(
@@ -280,22 +267,16 @@ class GaussianDevicePrivacy(DevicePrivacy):
         settings: as in :class:`DevicePrivacy`.
         privacy: the settings of the mechanism.
         ledger: as in :class:`DevicePrivacy`; required.
-        simulated: whether this machine plays other clients too, so that noise may be repeatable.
-        allows_keyed: whether this device itself, and not only the server's settings, allows noise that can be
-            repeated by anyone who knows the run's seed.
+        contract: as in :class:`DevicePrivacy`.
     """
 
     def __init__(
-        self,
-        settings: RunSettings,
-        privacy: GaussianPrivacy,
-        ledger: Ledger | None,
-        *,
-        simulated: bool,
-        allows_keyed: bool,
+        self, settings: RunSettings, privacy: GaussianPrivacy, ledger: Ledger | None, contract: Contract
     ) -> None:
-        super().__init__(settings, ledger)
-        self.privacy, self.simulated, self.allows_keyed = privacy, simulated, allows_keyed
+        super().__init__(settings, ledger, contract)
+        self.privacy = privacy
+        self.group_factor = 1.0
+        """How many times an image's change one change of the unit may be, for the class means."""
 
     @property
     def budgets(self) -> list[Budget]:
@@ -314,74 +295,31 @@ class GaussianDevicePrivacy(DevicePrivacy):
             raise ConfigError("privacy=gaussian: this device has no place for its ledger; pass Device a ledger")
         return self.ledger
 
-    def multipliers(self, model: nn.Module) -> dict[str, float]:
-        """Return the noise multiplier of each part of an update; 0 for noise that is absent or known to the server."""
-        prototypes = self.method.prototypes_from != "none"
-        weights = bool(self.method.shared_names(model))
-        noised = self.privacy.noised(prototypes=prototypes, weights=weights)
-        if self.privacy.randomness == "keyed" and not self.simulated:
-            noised = {}
-        multipliers: dict[str, float] = {}
-        if prototypes:
-            multipliers["prototypes"] = noised.get("prototypes", 0.0)
-        if weights:
-            multipliers["weights"] = noised.get("weights", 0.0)
-        return multipliers
-
-    def check_settings(self, new_model: Callable[[], nn.Module]) -> None:
-        """Refuse settings that would let others remove the noise, and methods that the mechanism does not cover.
-
-        Raises:
-            PrivacyError: the server could repeat the noise, or the device keeps no ledger.
-            ConfigError: the mechanism does not cover the test images or the method; or a budget needs an accountant
-                that is not installed.
-        """
+    def check_request(self, model: nn.Module, client_count: int, request: Request | None = None) -> None:
+        """See :meth:`DevicePrivacy.check_request`."""
         _ = self._required_ledger
-        check_test_images(self.settings.data, self.privacy)
-        if self.privacy.randomness == "keyed" and not self.simulated and not self.allows_keyed:
-            raise PrivacyError(
-                "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
-                "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
-            )
-        self.check_method(new_model(), len(self.settings.clients))
-        super().check_settings(new_model)
-
-    def check_request(self, request: Request) -> None:
-        """Refuse an exchange if differential privacy does not cover its upload or its scores.
-
-        Raises:
-            PayloadError: the exchange would send tensors without noise.
-            ConfigError: a score would depend on the client's own images, or has a metric of the user's own.
-        """
-        if request.train and request.exchange != "train":
-            raise PayloadError(
-                f"privacy=gaussian covers the exchange train; {self.method.name}'s {request.exchange} would send "
-                "tensors without noise, so nothing was sent"
-            )
-        if self.settings.own_metric.sum_names:
-            raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; nothing was sent")
-        if request.score or request.validate:
-            check_scores(self.privacy, self.method, validates=request.validate)
-
-    def check_method(self, model: nn.Module, client_count: int, round_number: int = 0, exchange: str = "train") -> None:
-        """Check the method's upload in this exchange with :func:`strategies.core.protection.check_protects`.
-
-        Raises:
-            ConfigError: the method sends, scores or keeps something that is not covered.
-        """
-        server = server_context(self.settings, model, client_count)
-        expected = self.method.expects(replace(server, round=round_number, exchange=exchange))
-        check_protects(self.privacy, self.method, model, expected, self.settings.protocol.validation)
+        super().check_request(model, client_count, request)
 
     def note_training(self, domain: Domain, rows: Tensor, scores: Collection[str]) -> None:
-        """Check with ``unit=sample`` that no image is two samples; then note the images as the base class does.
+        """Check that no change of one unit is more than is claimed; then note the images as the base class does.
+
+        With ``unit=sample`` no image may be two samples. With ``unit=group`` no image may be of two groups, and the
+        largest group scales the noise.
 
         Raises:
-            RepeatedImageError: single images are to be protected, and one is several samples.
+            RepeatedImageError: single images are to be protected, and one is several samples; or of two groups.
             ImageSideError, DataError: as in the base class.
         """
+        images = training_images(self.settings.data, domain, rows)
         if self.privacy.unit == "sample":
-            check_single(training_images(self.settings.data, domain, rows))
+            check_single(images)
+        if self.privacy.unit == "group":
+            check_grouped(images)
+            self.group_factor = group_factor(images.groups, domain.train.labels[rows].tolist())
+            warn_once(
+                f"{domain.name}: privacy.unit=group: noise of the class means is {self.group_factor:.4g} times that of "
+                "single images, by the largest group"
+            )
         super().note_training(domain, rows, scores)
 
     def count_release(self, run: str, client: str, model: nn.Module) -> int:
@@ -421,7 +359,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
         """
         received = install({})
         check_received(self.method, received.model, received.weights)
-        protection = Protection(self.privacy, received, simulated=self.simulated)
+        protection = Protection(self.privacy, received, self.group_factor, simulated=self.contract.simulated)
         protection.before_training()
         return install(kept), protection
 
@@ -456,14 +394,18 @@ class Protection(Unprotected):
 
     Args:
         local: the exchange, with the received model.
+        group_factor: how many times an image's change one change of the unit may be, see
+            :func:`common.privacy.group_factor`.
         simulated: whether this machine plays several clients, so that ``auto`` is keyed noise.
 
     Attributes:
         randomness: source of the noise.
     """
 
-    def __init__(self, privacy: GaussianPrivacy, local: LocalExchange, *, simulated: bool) -> None:
-        self.privacy, self.local = privacy, local
+    def __init__(
+        self, privacy: GaussianPrivacy, local: LocalExchange, group_factor: float = 1.0, *, simulated: bool
+    ) -> None:
+        self.privacy, self.local, self.group_factor = privacy, local, group_factor
         self.randomness = "system"
         if privacy.randomness == "keyed" or (privacy.randomness == "auto" and simulated):
             self.randomness = "keyed"
@@ -472,12 +414,14 @@ class Protection(Unprotected):
         """A copy of the prototypes with noise, which the method cannot change."""
 
     def before_training(self) -> None:
-        """Compute class means of clipped features of the **received** model, in evaluation mode (``unit=sample``).
+        """Compute class means of clipped features of the **received** model, in evaluation mode.
+
+        So they are with ``unit=sample`` and ``group``.
 
         After local training every feature depends on every image, through the weights. With the received model a
         feature is a function of its own image. Only then one image changes a class mean by at most 2 C / n.
         """
-        if self.privacy.unit == "sample" and self._sends_prototypes:
+        if self.privacy.unit != "client" and self._sends_prototypes:
             features, labels = self.local.features()
             self._clean = class_means(clip_rows(features, self.privacy.clip), labels, self.local.class_count)
 
@@ -499,7 +443,7 @@ class Protection(Unprotected):
             deviations = torch.full((len(clean), 1), scale * math.sqrt(len(clean)), dtype=torch.float64)
         else:
             counts = clean.weights.double().cpu()[:, None]
-            deviations = scale / counts
+            deviations = scale * self.group_factor / counts
         noise = gaussian(tuple(clean.vectors.shape), self._draws("prototypes")) * deviations
         noised = clean.vectors.double().cpu() + noise
         vectors, labels, weights = clip_rows(noised, privacy.clip).float(), clean.labels.cpu(), clean.weights.cpu()

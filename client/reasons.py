@@ -15,6 +15,7 @@ from typing import Any
 from common.errors import (
     BudgetSpentError,
     ConfigError,
+    ContractError,
     DataError,
     EngineError,
     ImageSideError,
@@ -30,13 +31,17 @@ LOG = "the log of the device says more"
 
 REASONS: Mapping[type[Exception], str] = {
     BudgetSpentError: f"the privacy budget is spent; nothing was sent, and {LOG}",
+    ContractError: (
+        "the device's owner has not allowed what the run reads or computes; nothing was sent, and the log of the "
+        "device says what to allow"
+    ),
     ImageSideError: (
         "the run would score images that were trained on under privacy, or train on images that were scored; nothing "
         f"was sent, and {LOG}"
     ),
     RepeatedImageError: (
         "the device's data name a training image more than once, so privacy.unit=sample would not cover it; choose "
-        f"privacy.unit=client; nothing was sent, and {LOG}"
+        f"privacy.unit=group with data.group=COLUMN, or privacy.unit=client; nothing was sent, and {LOG}"
     ),
     PrivacyError: f"the device's own configuration forbids the run; nothing was sent, and {LOG}",
     ConfigError: f"the device cannot use the run's settings, or lacks a library; {LOG}",

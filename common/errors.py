@@ -46,6 +46,10 @@ class BudgetSpentError(PrivacyError):
     """An update that a device does not send, because a privacy budget is spent."""
 
 
+class ContractError(PrivacyError):
+    """A request for what the owner of a device has not allowed, or for other data than earlier requests read."""
+
+
 class ImageSideError(PrivacyError):
     """A request to score images that a private run trained on, or to train on images that were scored."""
 

@@ -2,14 +2,18 @@
 
 *Neighbouring* are two training sets of one client with the same number of samples in every class. With ``unit=sample``
 they differ in one sample's image (a file, or a row of a table that holds its images; a device refuses ``sample`` if
-a file is several samples), with ``unit=client`` in any number of them. Class counts are therefore public: they
-are sent unchanged, since sampling, averaging and the server's checks need them. Labels are not protected.
+a file is several samples), with ``unit=group`` in any number of images of one group (``data.group``: a patient, or a
+file in several rows), with ``unit=client`` in any number of all. Labels, groups and class counts stay equal. They are
+not protected: class counts are sent unchanged, since sampling, averaging and the server's checks need them.
 
 Sensitivities (L2, largest change from one data set to a neighbour):
 
 - a class mean of ``n`` features of norm <= C, each a function of its own image only: ``2 C / n`` (``unit=sample``);
+- the class means of such features, where a group has ``m_c`` of the ``n_c`` samples of class c: each moves by at most
+  ``2 C m_c / n_c``. With noise in units of ``2 C F / n_c``, where F is the largest ``sqrt(sum_c m_c^2)`` of a group
+  (:func:`group_factor`), all of them together move by at most one unit (``unit=group``);
 - ``k`` class means of norm <= C of any features: ``2 C sqrt(k)`` (``unit=client``);
-- a weight update of norm <= U, computed in any way: ``2 U`` (both units).
+- a weight update of norm <= U, computed in any way: ``2 U`` (all units).
 
 Noise has the standard deviation ``noise_multiplier`` x sensitivity in every coordinate (Dwork and Roth, 2014, A). The
 releases of several rounds compose; an accountant computes the total (:mod:`server.run.accounting`).
@@ -17,7 +21,8 @@ releases of several rounds compose; an accountant computes the total (:mod:`serv
 
 import math
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,10 +34,12 @@ from common.config import Count, Fraction, Positive, checked
 from common.extras import libraries_of
 from common.numerics import NORM_FLOOR
 
-Unit = Literal["sample", "client"]
+Unit = Literal["sample", "group", "client"]
+"""In ascending order of what may change."""
 
 NEIGHBOURS: Mapping[Unit, str] = {
     "sample": "replace-one sample: one training image is another one of the same class",
+    "group": "replace-one group: any number of one group's training images are others of the same classes",
     "client": "replace-one client: any number of one client's training images are others, class counts stay equal",
 }
 """The difference of neighbouring data sets, by unit. Adding or removing a sample or a client is neither of them."""
@@ -63,8 +70,8 @@ class GaussianPrivacy:
     """Clipping and Gaussian noise on the device.
 
     Args:
-        unit: what epsilon protects, with equal class counts: ``sample`` is one training image, ``client`` all images of
-            a client. See the module for the neighbouring data sets.
+        unit: what epsilon protects, with equal class counts: ``sample`` is one training image, ``group`` all images of
+            a group of ``data.group``, ``client`` all images of a client. See the module for the neighbouring data sets.
         clip: C, the largest L2 norm of a sample's feature (of a class mean where ``unit`` is ``client``), in [1e-9,
             1e9].
         noise_multiplier: standard deviation of the prototypes' noise divided by their L2 sensitivity, 0 or in [1e-9,
@@ -110,6 +117,22 @@ class GaussianPrivacy:
         if weights and self.update_clip is not None and self.update_noise_multiplier > 0:
             multipliers["weights"] = self.update_noise_multiplier
         return multipliers
+
+
+def group_factor(groups: Sequence[str], labels: Sequence[int]) -> float:
+    """Return how many times a single image's change one group's change is at most, over all class means together.
+
+    Args:
+        groups: the group of each sample.
+        labels: its class.
+
+    Returns:
+        The largest ``sqrt(sum_c m_c^2)`` of a group with ``m_c`` samples of class c; 1 if each sample is a group.
+    """
+    squares: Counter[str] = Counter()
+    for (group, _), count in Counter(zip(groups, labels, strict=True)).items():
+        squares[group] += count**2
+    return math.sqrt(max(squares.values(), default=1))
 
 
 def finite_copy(tensor: Tensor) -> Tensor:

@@ -128,6 +128,7 @@ supernode)
   [ -z "${GOLDFINCH_PRIVACY_DELTA:-}" ] || node="$node privacy-delta=$GOLDFINCH_PRIVACY_DELTA"
   [ -z "${GOLDFINCH_PRIVACY_MAX_RELEASES:-}" ] || node="$node privacy-max-releases=$GOLDFINCH_PRIVACY_MAX_RELEASES"
   [ -z "${GOLDFINCH_PRIVACY_SCORES:-}" ] || node="$node privacy-scores=\"$GOLDFINCH_PRIVACY_SCORES\""
+  [ -z "${GOLDFINCH_NODE_CONFIG:-}" ] || node="$node $GOLDFINCH_NODE_CONFIG"
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
   server=${GOLDFINCH_SERVER:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.

@@ -75,6 +75,8 @@ class Digits(DataSource):
     """
 
     name: ClassVar[str] = "digits"
+    owner_decides: ClassVar[bool] = False
+    not_read_as: ClassVar[frozenset[str]] = DataSource.not_read_as | {"split"}
     known_domains: ClassVar[tuple[str, ...]] = tuple(_PLACES)
 
     domains: Names = ("mnist", "usps", "svhn", "mnist_m")

@@ -6,11 +6,11 @@ import dataclasses
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -45,6 +45,8 @@ class Domain:
         train_files: a path for each training image that no other image has, whatever the settings of the data set;
             empty if its images have none. A private device remembers images by it.
         test_files: likewise, of each test image.
+        train_groups: the name of each training image's group, such as its patient; empty if nothing says it.
+        test_groups: likewise, of each test image.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Domain:
     test: Split
     train_files: tuple[Path, ...] = ()
     test_files: tuple[Path, ...] = ()
+    train_groups: tuple[str, ...] = ()
+    test_groups: tuple[str, ...] = ()
 
     @cached_property
     def whole(self) -> Split:
@@ -81,6 +85,10 @@ class DataSource(ABC):
     """True if the images are generated and need no files."""
     own_images: ClassVar[bool] = False
     """True if the images are the user's own, who can correct them. An image with two labels is then refused."""
+    owner_decides: ClassVar[bool] = True
+    """True if the images' folders do not say what their labels are, so that a private device asks its owner."""
+    not_read_as: ClassVar[frozenset[str]] = frozenset({"domains", "image_size", "augmentation", "root"})
+    """Settings that choose neither files, nor cells, nor what a label is; see :meth:`read_as`."""
 
     domains: Names
     image_size: ImageSize = 32
@@ -109,6 +117,11 @@ class DataSource(ABC):
         With such a setting there is no differential privacy: the number of scored images would tell of training images.
         """
         return ""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether each image has a group, see :attr:`Domain.train_groups`."""
+        return False
 
     @property
     def on_duplicates(self) -> Duplicates:
@@ -144,12 +157,54 @@ class DataSource(ABC):
             raise DataError(f"domain {domain!r} is not one of this run's data.domains of {self.name}; {close}")
         place = self._root(root)
         with _load_lock:
-            if place not in self._sources:
-                self._sources[place] = dataclasses.replace(self, augmentation=Augmentation(), root=place)
-            return _load(self._sources[place], domain, own=own and bool(root) and place is not None)
+            return _load(self._at(place), domain, own=own and bool(root) and place is not None)
+
+    def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:  # noqa: ARG002
+        """Return what decides which files or cells of a domain are images and labels: values by setting.
+
+        All settings are among them but those of :attr:`not_read_as`. A setting that leaves the choice to the data has
+        the value that they decide.
+
+        Args:
+            domain: one of ``domains``.
+            root: as in :meth:`load`.
+
+        Raises:
+            DataError: the data do not decide.
+        """
+        if self.generated:
+            return {}
+        values: dict[str, object] = {}
+        for each in dataclasses.fields(self):
+            if each.name not in self.not_read_as:
+                values[each.name] = getattr(self, each.name)
+        return values
+
+    def undecided(self, domain: str, decided: Collection[str]) -> DataSource:
+        """Return this data set of one domain, with the defaults of the settings in :meth:`read_as`.
+
+        Args:
+            domain: one of ``domains``.
+            decided: settings that stay as they are.
+        """
+        defaults: dict[str, Any] = {"domains": (domain,)}
+        for each in dataclasses.fields(self):
+            if each.name in self.not_read_as or each.name in decided:
+                continue
+            if each.default is not dataclasses.MISSING:
+                defaults[each.name] = each.default
+            elif each.default_factory is not dataclasses.MISSING:
+                defaults[each.name] = each.default_factory()
+        return dataclasses.replace(self, **defaults)
+
+    def _at(self, place: str | None) -> Self:
+        """Return this data set with its files in a folder, and without augmentation."""
+        if place not in self._sources:
+            self._sources[place] = dataclasses.replace(self, augmentation=Augmentation(), root=place)
+        return self._sources[place]
 
     @cached_property
-    def _sources(self) -> dict[str | None, DataSource]:
+    def _sources(self) -> dict[str | None, Self]:
         """This data set by the folder of its files, without augmentation: what domains are read from."""
         return {}
 

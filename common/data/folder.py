@@ -54,6 +54,7 @@ class Folder(OwnImages):
     """
 
     name: ClassVar[str] = "folder"
+    owner_decides: ClassVar[bool] = False
 
     image_size: ImageSize = 32
     path: str = ""

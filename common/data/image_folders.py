@@ -45,6 +45,8 @@ class ImageFolders(DataSource):
             of it, stays the same.
     """
 
+    owner_decides: ClassVar[bool] = False
+    not_read_as: ClassVar[frozenset[str]] = DataSource.not_read_as | {"split", "train_fraction", "duplicates"}
     known_classes: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[str] = ""  # where to put which files, a sentence
     class_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}

@@ -34,6 +34,7 @@ class OwnImages(DataSource):
     """
 
     own_images = True
+    not_read_as = DataSource.not_read_as | {"train_fraction", "duplicates", "broken", "range", "page", "resize"}
 
     domains: Names = ()
     classes: Names = ()
@@ -52,6 +53,10 @@ class OwnImages(DataSource):
         )
         if pair := coinciding(self.classes):
             raise ValueError(f"classes: {pair[0]!r} and {pair[1]!r} are two spellings of one name; keep one of them")
+
+    def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:
+        """See :meth:`DataSource.read_as`."""
+        return {**super().read_as(domain, root), "classes": self.class_names}
 
     @property
     def test_follows_training(self) -> str:

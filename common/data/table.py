@@ -3,6 +3,8 @@
 import hashlib
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +18,7 @@ from common.data.names import NO, YES, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
 from common.data.table_files import HUB_NAME, MAX_CELL, Columns, Row, is_table, sites_in
 from common.data.table_process import OpenTable, encoded_images, open_table
-from common.errors import DataError, nearest
+from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
 from common.regular_files import check_within
 from common.text import shell_line, warn_once
@@ -47,6 +49,9 @@ class Table(OwnImages):
         label: column of the classes; likewise.
         domain: column of the domains; likewise, or ``none``.
         split: column of the splits; likewise, or ``none``. ``COLUMN:CELL`` scores the rows with that cell.
+        group: column of what an image belongs to, such as its patient; empty: there is none. All images of a group
+            are in one split: without a column of splits, whole groups are train (:func:`leading_groups`).
+            ``privacy.unit=group`` protects all images of a group together.
     """
 
     name: ClassVar[str] = "table"
@@ -57,11 +62,12 @@ class Table(OwnImages):
     label: str = ""
     domain: str = ""
     split: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         for key, value in placed({"root": self.root, "path": self.path}).items():
             object.__setattr__(self, key, value)
-        texts = (self.path, self.image, self.label, self.domain, self.split)
+        texts = (self.path, self.image, self.label, self.domain, self.split, self.group)
         check(all(len(text) <= MAX_CELL and "\0" not in text for text in texts), "path and columns: too long, or a NUL")
         inside = not Path(self.path).is_absolute() and ".." not in Path(self.path).parts
         check(self.root is None or inside, f"path: {self.path!r} must lie below data.root={self.root}")
@@ -119,7 +125,7 @@ class Table(OwnImages):
         return bool(self.path or self.root) and is_table(whole)
 
     def _open(self, place: Path | str, domains: tuple[str, ...] = (), *, shared: bool) -> OpenTable:
-        asked = Columns(self.image, self.label, self.domain, self.split)
+        asked = Columns(self.image, self.label, self.domain, self.split, self.group)
         site = None
         if isinstance(place, Path):
             site = Path(self.root or place.parent)
@@ -135,6 +141,21 @@ class Table(OwnImages):
         if domain in sites_in(Path(self._whole())):
             return self._open(self._whole(), (domain,), shared=False)
         return self._open(self._whole(), shared=True)
+
+    def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:
+        """See :meth:`DataSource.read_as`; columns that are not named are those that the table decides."""
+        columns = self._at(self._root(root))._table_of(domain).columns
+        split = columns.split
+        if columns.scored:
+            split += f":{columns.scored}"
+        chosen = {"image": columns.image, "label": columns.label, "domain": columns.domain, "split": split}
+        chosen["group"] = columns.group
+        return {**super().read_as(domain, root), **chosen}
+
+    @property
+    def grouped(self) -> bool:
+        """See :attr:`DataSource.grouped`."""
+        return bool(self.group)
 
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`."""
@@ -203,12 +224,30 @@ class Table(OwnImages):
             self._check_name(domain)
         places = Places(table, Path(self.root or ""))
         every: dict[str, Files] = {}
+        groups: dict[Path, str] = {}
         for row in self._rows_of(table, domain, own=own):
             if not row.label:
                 raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
             item = places.of(row), self.label_of(row.label, table.name)
             every.setdefault(_part(table, row), []).append(item)
+            if groups.setdefault(item[0], row.group) != row.group:
+                raise DataError(
+                    f"table: {table.name}, {row.where}: {item[0]} is of the group {groups[item[0]]!r} and of "
+                    f"{row.group!r} in {table.columns.group!r}; give all of its rows one"
+                )
         train, test = self.divided(table.name, every)
+        if table.columns.group:
+            if len(every) == 1:
+                train, test = leading_groups(sorted([*train, *test]), groups, self.train_fraction)
+            _check_groups(table, groups, train, test)
+        found = self._read_parts(domain, table, places, train, test)
+        if not table.columns.group:
+            return found
+        train_groups = tuple(groups[path] for path in found.train_files)
+        return replace(found, train_groups=train_groups, test_groups=tuple(groups[path] for path in found.test_files))
+
+    def _read_parts(self, domain: str, table: OpenTable, places: "Places", train: Files, test: Files) -> Domain:
+        """Return the domain of the images of its train and its test split."""
         if table.encoded:
             return self._decoded(domain, table, train, test)
         base = Path(self.root or "")
@@ -365,6 +404,38 @@ def _at(table: Path, root: Path) -> str:
     """Return the settings that read a table below a root."""
     settings = {"data.root": root, "data.path": table.relative_to(root)}
     return shell_line(written_override(key, str(value)) for key, value in settings.items())
+
+
+def leading_groups(files: Files, groups: Mapping[Path, str], fraction: float) -> tuple[Files, Files]:
+    """Return train and test of whole groups: the first ones by name, until ``fraction`` of the images is train.
+
+    The last group is always test, and the first one train.
+    """
+    by_group: dict[str, Files] = {}
+    for item in files:
+        by_group.setdefault(groups[item[0]], []).append(item)
+    train: Files = []
+    test: Files = []
+    for number, name in enumerate(sorted(by_group)):
+        fits = len(train) + len(by_group[name]) <= fraction * len(files)
+        if number == 0 or (fits and not test and number < len(by_group) - 1):
+            train += by_group[name]
+        else:
+            test += by_group[name]
+    return train, test
+
+
+def _check_groups(table: OpenTable, groups: Mapping[Path, str], train: Files, test: Files) -> None:
+    """Check that every image has a group, and that no group is in both splits."""
+    trained = {groups[path] for path, _ in train}
+    column = table.columns.group
+    if "" in groups.values():
+        raise DataError(f"table: {table.name}: a row has no {column!r}, the group; write the group of each image")
+    if both := sorted(trained & {groups[path] for path, _ in test}):
+        raise DataError(
+            f"table: {table.name}: {some_of(both, 3)} of {column!r} are groups with images in train and in test; put "
+            "all images of a group into one split, or data.split=none divides the table by whole groups"
+        )
 
 
 def _number(path: Path) -> int:

@@ -100,12 +100,13 @@ class Columns:
     label: str = ""
     domain: str = ""
     split: str = ""
+    group: str = ""
     scored: str = ""
     """The cell of the split's column in the rows of test images, where the column has no words of splits."""
 
     def chosen(self) -> list[str]:
         """Return the names that are not empty."""
-        return [name for name in (self.image, self.label, self.domain, self.split) if name]
+        return [name for name in (self.image, self.label, self.domain, self.split, self.group) if name]
 
 
 @dataclass
@@ -216,6 +217,7 @@ class Row:
         base: folder that the path is relative to.
         label: the name of its class.
         domain: its domain; empty if the table has no such column.
+        group: its group, likewise.
         split: the cell of its split, or the name of its part.
         where: its name in messages.
     """
@@ -225,6 +227,7 @@ class Row:
     base: Path
     label: str
     domain: str
+    group: str
     split: str
     where: str
 
@@ -354,7 +357,7 @@ def rows_of(place: Path | str, found: FoundTable) -> Iterator[Row]:
     length = 0
     with as_data_errors(place):
         for row in _rows(place, found.parts, found.columns, encoded=found.encoded):
-            length += len(row.place) + len(row.label) + len(row.domain) + len(row.split)
+            length += len(row.place) + len(row.label) + len(row.domain) + len(row.group) + len(row.split)
             if length > MAX_CELLS:
                 raise DataError(
                     f"table: {place}: the paths, labels, domains and splits of its rows have more than {MAX_CELLS:,} "
@@ -763,17 +766,18 @@ def _choose_columns(
     """Return the columns that are read, by what they hold, and log which were taken and which are not read."""
     known = _named_columns(place, kinds, requested)
     contents = _contents(parts, kinds)
-    left = [name for name in contents if name not in known.chosen()]
+    taken = replace(known, group="").chosen()  # a group may be the image itself
+    left = [name for name in contents if name not in taken]
     image = known.image
     if not image:
-        encoded = [name for name in kinds if kinds[name].holds == "images" and name not in known.chosen()]
+        encoded = [name for name in kinds if kinds[name].holds == "images" and name not in taken]
         named = [name for name in left if name_key(name) in ("path", "image")]
         paths = [name for name in left if contents[name].holds_paths]
         both = list(dict.fromkeys([*paths, *named]))
         if len(set(paths) & set(named)) == 1:  # of several with paths, the one that is called so
             both = [name for name in paths if name in named]
         image = _only_column(place, "image", encoded or both, kinds, needed=True)
-    left = [name for name in left if name != image]
+    left = [name for name in left if name not in (image, known.group)]
     split = known.split
     if len(parts) == 1 and not split and requested.split != NONE:
         named = [name for name in left if name_key(name) == "split" or split_of(name)]
@@ -790,7 +794,7 @@ def _choose_columns(
         named = [name for name in left if name_key(name) == "label"]
         repeated = [name for name in left if contents[name].repeats]
         label = _only_column(place, "label", labels or named or repeated or left[: 2 - len(left)], kinds, needed=True)
-    columns = Columns(image, label, domain, split, known.scored)
+    columns = Columns(image, label, domain, split, known.group, known.scored)
     _check_kinds(place, columns, kinds)
     left = [name for name in left if name != label]
     asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
@@ -809,7 +813,7 @@ def _named_columns(place: str, kinds: Mapping[str, ColumnKind], requested: Colum
         domain = ""
     if split == NONE and NONE not in kinds:
         split = ""
-    columns = Columns(requested.image, requested.label, domain, split, scored)
+    columns = Columns(requested.image, requested.label, domain, split, requested.group, scored)
     for name in columns.chosen():
         if name not in kinds:
             raise DataError(f"table: {place}: no column {name!r}; {nearest(name, map(printable, kinds))}")
@@ -889,7 +893,7 @@ def _check_kinds(place: str, columns: Columns, kinds: Mapping[str, ColumnKind]) 
         raise DataError(
             f"table: {place}: {columns.image!r} holds neither images nor paths; choose another by data.image="
         )
-    for what in ("label", "domain", "split"):
+    for what in ("label", "domain", "split", "group"):
         name = getattr(columns, what)
         if name and kinds[name].holds not in ("text", "labels"):
             raise DataError(
@@ -916,7 +920,7 @@ def _log_columns(place: str, columns: Columns, requested: Columns, kinds: Mappin
 def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encoded: bool) -> Iterator[Row]:
     """Yield all rows of a table. Images that are in it are not read."""
     number = 0
-    wanted = [name for name in (columns.label, columns.domain, columns.split) if name]
+    wanted = [name for name in (columns.label, columns.domain, columns.split, columns.group) if name]
     if not encoded:
         wanted.append(columns.image)
     wanted = list(dict.fromkeys(wanted))
@@ -937,8 +941,9 @@ def _rows(place: Path | str, parts: Sequence[TablePart], columns: Columns, encod
                 paths = cells[columns.image]
             for index in range(count):
                 label, domain = cells[columns.label][index], cells[columns.domain][index]
+                group = cells[columns.group][index]
                 where = f"{part.split} row {read + index + 1}".strip()
-                yield Row(paths[index], number, base, label, domain, splits[index], where)
+                yield Row(paths[index], number, base, label, domain, group, splits[index], where)
                 number += 1
 
 

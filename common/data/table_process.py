@@ -184,9 +184,9 @@ def _opened(
     for answer, _ in _answers(place.path, request):
         if "columns" in answer:
             opened = answer
-        for path, number, base, label, domain, split, where in answer.get("rows", ()):
-            label, domain, split = (known.setdefault(word, word) for word in (label, domain, split))  # many rows share
-            rows.append(Row(path, number, bases.setdefault(base, Path(base)), label, domain, split, where))
+        for path, number, base, *words, where in answer.get("rows", ()):
+            label, domain, group, split = (known.setdefault(word, word) for word in words)  # many rows share them
+            rows.append(Row(path, number, bases.setdefault(base, Path(base)), label, domain, group, split, where))
     return OpenTable(
         str(place.path), place, Columns(*opened["columns"]), opened["encoded"], tuple(rows), tuple(opened["names"]),
         (*key, *opened["files"]),
@@ -337,7 +337,7 @@ def _serve(request: Mapping[str, Any]) -> None:
 
 
 def _plain(row: Row) -> Sequence[str | int]:
-    return row.place, row.number, str(row.base), row.label, row.domain, row.split, row.where
+    return row.place, row.number, str(row.base), row.label, row.domain, row.group, row.split, row.where
 
 
 def main() -> None:

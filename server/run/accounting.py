@@ -17,7 +17,7 @@ from typing import Any
 
 from common.accounting import LIBRARY, composed, epsilon, new_accountant
 from common.errors import CheckpointError
-from common.privacy import NEIGHBOURS, GaussianPrivacy
+from common.privacy import NEIGHBOURS, GaussianPrivacy, Unit
 from common.regular_files import read_small
 from common.settings import RunSettings
 from common.storage import write_json
@@ -326,13 +326,12 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
 
 def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dict[str, Any]:
     delta = 1.0
-    unit = "client"
+    units: set[Unit] = set()
     history: list[tuple[list[float], int]] = []
     unmet: dict[str, None] = {}
     for privacy, ledger in spent:
         delta = min(delta, privacy.delta)
-        if privacy.unit != "client":
-            unit = "sample"
+        units.add(privacy.unit)
         noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
         history.append((list(noised.values()), max(ledger.releases().values())))
         unmet |= dict.fromkeys(unmet_conditions(unprotected_parts(privacy, ledger.sent), ledger.randomness()))
@@ -342,7 +341,7 @@ def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dic
         epsilon_of_all = None
     return {
         "runs": len(spent),
-        "unit": unit,
+        "unit": min(units, key=list(NEIGHBOURS).index),
         "delta": delta,
         "epsilon": {"all runs": epsilon_of_all},
         "conditional_epsilon": {"all runs": value},

@@ -98,7 +98,7 @@ class MeasureShape(TypedDict):
 class Privacy(TypedDict):
     """What a run released."""
 
-    unit: Literal["sample", "client"]
+    unit: Literal["sample", "group", "client"]
     neighbours: Text
     delta: Finite
     covers: list[Text]

@@ -29,7 +29,7 @@ from strategies.core.filters import Factors, Filter, filters_of
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, Update, build_model, server_context
 from strategies.core.participants import Registry
-from strategies.core.protection import check_protects
+from strategies.core.protection import UNKNOWN, check_request
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +160,7 @@ class Federation:
         self.method.check(settings)
         _check_keeps_something(self.method, model)
         _check_exchanges_no_weights(self.method, model, settings.model)
-        expected = self.method.expects(self.server)
-        check_protects(settings.privacy, self.method, model, expected, settings.protocol.validation)
+        check_request(UNKNOWN, settings, model, len(self.registry.expected))
 
     def new_model(self, domain: str | None = None) -> nn.Module:
         """Return a model with its initial weights: of a domain's clients, or the server's."""

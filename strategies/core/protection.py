@@ -1,21 +1,118 @@
-"""Which methods differential privacy can cover, and the check that a device sends nothing without noise.
+"""Whether a request may be served: :func:`check_request`, the one check of settings that devices and server share.
 
-A server runs :func:`check_protects` before the first round, so that a run which no device would answer ends at once. A
-hostile server can leave the check out. So each device also runs the check: when it registers, and in every exchange on
+A server calls it before the first round, so that a run which no device would answer ends at once. A hostile server can
+leave the check out. So each device calls it as well, with its own contract: when it registers, and in every exchange on
 the received model.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.errors import ConfigError, PayloadError
+from common.contract import Contract
+from common.errors import ConfigError, PayloadError, PrivacyError
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.prototypes import PrototypeSet
-from strategies.core.method import Method, Upload, UploadSpec
+from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
+from strategies.core.method import Method, Upload, UploadSpec, server_context
 
 CLASS_MEANS = ("last_epoch_running", "post_eval")
+
+UNKNOWN = Contract(simulated=True)
+"""What a server checks against before it asks: no device has told it a contract."""
+
+
+def check_request(
+    contract: Contract,
+    settings: RunSettings,
+    model: nn.Module,
+    client_count: int,
+    *,
+    round_number: int = 0,
+    exchange: str = "train",
+    scores: bool = False,
+    validates: bool = False,
+) -> None:
+    """Check that a device may do what it is asked: its contract allows it, and noise covers what would leave.
+
+    The contract's terms of data are checked where they are read, see :meth:`common.contract.Contract.check_terms`.
+
+    Args:
+        contract: the device's; :data:`UNKNOWN` on a server.
+        settings: the run's settings.
+        model: its model, extended; in an exchange the received one.
+        client_count: number of clients of the run.
+        round_number: the exchange's round; 0 before the first.
+        exchange: its name.
+        scores: whether it scores test images.
+        validates: whether it scores images that were taken from its training samples.
+
+    Raises:
+        PrivacyError: the contract forbids it: an update without noise, or with noise that the server could repeat.
+        ConfigError: differential privacy does not cover what the method sends, scores or keeps.
+    """
+    privacy, method = settings.privacy, settings.method
+    if isinstance(privacy, GaussianPrivacy):
+        check_test_images(settings.data, privacy)
+        if privacy.randomness == "keyed" and not (contract.simulated or contract.allows_keyed):
+            raise PrivacyError(
+                "privacy.randomness=keyed: anyone who knows the run's seed could subtract this device's noise; choose "
+                "privacy.randomness=auto, or allow it on the device by --node-config 'privacy-randomness=\"keyed\"'"
+            )
+        if privacy.unit == "group" and not settings.data.grouped:
+            raise ConfigError(
+                "privacy.unit=group: nothing says which images belong together; name the column of a table that does, "
+                "data.group=COLUMN (data=table), or choose privacy.unit=sample or client"
+            )
+        if settings.own_metric.sum_names:
+            raise ConfigError(f"{OWN_METRIC_IS_PRIVATE}; nothing was sent")
+        server = server_context(settings, model, client_count)
+        expected = method.expects(replace(server, round=round_number, exchange=exchange))
+        check_protects(privacy, method, model, expected, settings.protocol.validation)
+    if (scores or validates) and contract.budget:
+        check_exact_scores(contract.budget, method, validates=validates)
+    _check_noise(contract, settings, model)
+
+
+def multipliers_of(contract: Contract, settings: RunSettings, model: nn.Module) -> dict[str, float]:
+    """Return the noise multiplier of each part of an update; 0 for noise that is absent or known to the server.
+
+    Args:
+        contract: the device's.
+        settings: the run's settings.
+        model: its model, extended.
+    """
+    privacy, method = settings.privacy, settings.method
+    if not isinstance(privacy, GaussianPrivacy):
+        return {"everything": 0.0}
+    prototypes, weights = method.prototypes_from != "none", bool(method.shared_names(model))
+    noised = privacy.noised(prototypes=prototypes, weights=weights)
+    if privacy.randomness == "keyed" and not contract.simulated:
+        noised = {}
+    multipliers: dict[str, float] = {}
+    if prototypes:
+        multipliers["prototypes"] = noised.get("prototypes", 0.0)
+    if weights:
+        multipliers["weights"] = noised.get("weights", 0.0)
+    return multipliers
+
+
+def _check_noise(contract: Contract, settings: RunSettings, model: nn.Module) -> None:
+    """Refuse an update of which a part would carry no noise, if the device's or the run's epsilon has a limit."""
+    limit = contract.max_epsilon
+    privacy = settings.privacy
+    if not limit and isinstance(privacy, GaussianPrivacy) and privacy.max_epsilon is not None:
+        limit = f"privacy.max_epsilon={privacy.max_epsilon:g}"
+    if not limit:
+        return
+    bare = [part for part, multiplier in multipliers_of(contract, settings, model).items() if not multiplier]
+    if bare:
+        raise PrivacyError(
+            f"{limit} allows no update without noise, and this run's would have: {', '.join(bare)}. Choose "
+            "privacy=gaussian with privacy.update_clip and both noise multipliers above 0, and privacy.randomness=auto"
+        )
 
 
 def check_protects(
@@ -48,8 +145,8 @@ def check_protects(
         raise ConfigError(f"privacy=gaussian covers class means; {name} makes prototypes of its own, without a bound")
     check_scores(privacy, method, validates=validation > 0)
     makes_means = expected.prototypes or method.prototypes_from != "none"
-    if makes_means and privacy.unit == "sample":
-        _check_features(method, model)
+    if makes_means and privacy.unit != "client":
+        _check_features(privacy.unit, method, model)
     weights = expected.weights and bool(method.shared_names(model))
     if privacy.noised(prototypes=expected.prototypes, weights=weights):
         return
@@ -63,17 +160,17 @@ def check_protects(
     )
 
 
-def _check_features(method: Method, model: nn.Module) -> None:
-    """Refuse a model of which a feature may depend on other images than its own (``privacy.unit=sample``)."""
+def _check_features(unit: str, method: Method, model: nn.Module) -> None:
+    """Refuse a model of which a feature may depend on other images than its own; ``unit`` is not ``client``."""
     if method.shared_names(model) != set(model.state_dict()):
         raise ConfigError(
-            f"privacy.unit=sample: {method.name} keeps part of the model on the device, trained on all of its images, "
+            f"privacy.unit={unit}: {method.name} keeps part of the model on the device, trained on all of its images, "
             "so one image changes every feature and its effect on a class mean has no bound; choose privacy.unit=client"
         )
     for place, layer in model.named_modules():
         if isinstance(layer, _BatchNorm) and layer.running_mean is None:
             raise ConfigError(
-                f"privacy.unit=sample: the layer {place} normalises by its batch, so one image changes the features of "
+                f"privacy.unit={unit}: the layer {place} normalises by its batch, so one image changes the features of "
                 "others and its effect on a class mean has no bound; choose privacy.unit=client"
             )
 

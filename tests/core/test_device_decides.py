@@ -5,8 +5,6 @@ The device refuses, or its clean release moves by no more than the claimed sensi
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 from support.attacks import Attacker, name_of, write_folder
-from support.toy import CLASSES, ChangedToy, Toy, toy_settings
+from support.toy import CLASSES, ChangedToy, Toy
 from test_privacy_attacks import TABLE, write_table
-from test_privacy_audit import CLIP, METHODS, REFUSED, UPDATE_CLIP, device_of, difference, neighbour
-from test_privacy_claims import PERSONAL
+from test_privacy_audit import CLIP, device_of, neighbour
+from test_sensitivity_audit import CLEAN, UNITS, figures, released, request_of, settings_of
 
 from client.border import check_single, training_images
 from client.device import Device
@@ -30,69 +28,15 @@ from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain
 from common.errors import ConfigError, GoldfinchError, PayloadError, RepeatedImageError
 from common.privacy import clip_rows
-from common.prototypes import PrototypeSet, class_means
+from common.prototypes import class_means
 from common.settings import RunSettings
-from common.wire.messages import OwnVersion, Request
 from common.wire.payload import Payload, decode
 from strategies.core.context import ClientContext
-from strategies.core.exchange import Client, Trained, Update, Upload
-from strategies.core.method import Method, build_model, server_context
+from strategies.core.exchange import Trained, Upload
+from strategies.core.method import Method, build_model
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
 from strategies.fpl import FPL
-
-CLEAN = ("privacy.noise_multiplier=1e-9", "privacy.update_noise_multiplier=1e-9", "privacy.randomness=keyed")
-BOUNDS = (f"privacy.clip={CLIP}", f"privacy.update_clip={UPDATE_CLIP}")
-ROUNDS = 3
-UNITS = ("sample", "client")
-
-
-def settings_of(method: str, folder: Path, unit: str, **hyper: Any) -> RunSettings:
-    """Settings under which an update is all but free of noise, so that its movement is that of the clean release."""
-    chosen = ("privacy=gaussian", *BOUNDS, *CLEAN, f"privacy.unit={unit}")
-    train = {"rounds": ROUNDS, "epochs": 1, "batch_size": 8}
-    return toy_settings(method, folder / "run", overrides=chosen, hyper=hyper, train=train)
-
-
-def request_of(settings: RunSettings, round_number: int, **changes: Any) -> Request:
-    """A request to train and to score nothing, which names the client's state of the round before."""
-    own = None
-    if round_number > 1:
-        own = OwnVersion(round=round_number - 1, exchange="train", attempt=0)
-    fields = {
-        "run": "r",
-        "identity": settings.identity,
-        "method": settings.method.name,
-        "round": round_number,
-        "exchange": "train",
-        "client": "bright-0",
-        "client_count": 3,
-        "client_index": 0,
-        "train": True,
-        "score": [],
-        "code": settings.code,
-        "own": own,
-    }
-    return Request(**{**fields, **changes})
-
-
-def released(settings: RunSettings, ours: Device, theirs: Device, **changes: Any) -> list[tuple[Payload, Payload]]:
-    """The answers of two devices to the same messages, which a server makes of the first one's answers."""
-    client = Client("bright-0", "bright", 25, (7, 6, 6, 6), 0, 3)
-    server = server_context(settings, build_model(settings, 3), 3)
-    state = settings.method.initial_state(server.shared, server)
-    found: list[tuple[Payload, Payload]] = []
-    for number in range(1, ROUNDS + 1):
-        download = settings.method.download(state, server)
-        message = Payload(download.weights, download.prototypes, download.extra)
-        request = request_of(settings, number, **changes)
-        pair = ours.answer(request, message), theirs.answer(request, message)
-        found.append(pair)
-        first = pair[0]
-        prototypes = first.prototypes or PrototypeSet.empty(server.feature_size)
-        update = Update(first.weights, prototypes, first.extra, client=client)
-        state = settings.method.aggregate(state, [update], replace(server, round=number, clients=(client,)))
-    return found
 
 
 def pair_of(settings: RunSettings, unit: str, folder: Path) -> tuple[Device, Device]:
@@ -101,52 +45,10 @@ def pair_of(settings: RunSettings, unit: str, folder: Path) -> tuple[Device, Dev
 
 def movement(pairs: list[tuple[Payload, Payload]], unit: str) -> float:
     """The largest movement of a part of an answer, as a share of what is claimed for it."""
-    shares = [0.0]
-    for before, after in pairs:
-        found = difference(before, after)
-        assert found.bare == []
-        shares.append(found.weights / (2 * UPDATE_CLIP))
-        if unit == "client":
-            shares.append(math.hypot(*found.rows.values()) / (2 * CLIP * math.sqrt(CLASSES)))
-            continue
-        for label, distance in found.rows.items():
-            claimed = 2 * CLIP / 7 if label == 0 else 0.0  # of seven images of the first class, one is another
-            assert distance <= 1e-6 or claimed, "another class moved"
-            if claimed:
-                shares.append(distance / claimed)
-    return max(shares)
+    return max(figure.share for figure in figures(pairs, unit, {0}, (7, 6, 6, 6)))
 
 
-# ---- what the server's own check refuses -----------------------------------------------------------------------------
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {method: (method, {}) for method in METHODS if method != "pooled"}
-"""All methods; the pooled one has no device, and its settings cannot be read with privacy."""
-CASES |= PERSONAL
-
-
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.long
-def test_a_device_refuses_or_keeps_to_the_bound(case: str, unit: str, tmp_path: Path) -> None:
-    method, hyper = CASES[case]
-    if REFUSED.get(method) == "keeps a correction":  # where a device reads the settings
-        with pytest.raises(ConfigError, match="keeps a correction"):
-            settings_of(method, tmp_path, unit, **hyper)
-        return
-    settings = settings_of(method, tmp_path, unit, **hyper)
-    devices = pair_of(settings, unit, tmp_path)
-    try:
-        pairs = released(settings, *devices)
-    except GoldfinchError:
-        assert method in REFUSED or case in PERSONAL
-        assert not (tmp_path / "a/ledger/ledger.json").exists(), "a refused exchange is not counted"
-        for device in devices:
-            with pytest.raises(ConfigError):
-                device.register()
-        return
-    assert 0 < movement(pairs, unit) <= 1 + 1e-3
-    counted = json.loads((tmp_path / "a/ledger/ledger.json").read_text())["releases"]
-    assert sum(entry["count"] for entry in counted) == ROUNDS
+# ---- what the server's own check refuses; test_sensitivity_audit.py tries all methods -------------------------------
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -306,6 +208,8 @@ def test_scores_are_computed_without_training_images_and_kept_layers(method: typ
 
 MEANS = ("method=fpl", "privacy=gaussian", f"privacy.clip={CLIP}", "privacy.update_clip=1", *CLEAN[:2])
 LISTED = (*TABLE, "data.path=list.csv")
+OWN_LIST = {"data": "table", "data_path": "list.csv"}
+"""What the device's owner pins, so that its table may be read under privacy."""
 COPIES = 30
 
 
@@ -346,7 +250,7 @@ def test_one_file_in_many_rows_is_not_one_sample(way: str, tmp_path: Path) -> No
     sent: list[Any] = []
     for side, changed in (("a", False), ("b", True)):
         folder = listed(tmp_path / side, WAYS[way], changed=changed)
-        attacker = Attacker(folder, tmp_path / f"{side} state", domain="clinic")
+        attacker = Attacker(folder, tmp_path / f"{side} state", domain="clinic", **OWN_LIST)
         sent.append(attacker.ask(*LISTED, *MEANS, train=True))
         registered = attacker.register(*LISTED, *MEANS)
         assert (registered.ok, registered.text) == (False, REASONS[RepeatedImageError])
@@ -360,7 +264,8 @@ def test_one_file_in_many_rows_is_not_one_sample(way: str, tmp_path: Path) -> No
 
 
 def test_the_way_out_of_the_refusal_works(tmp_path: Path) -> None:
-    attacker = Attacker(listed(tmp_path / "a", None, changed=False), tmp_path / "state", domain="clinic")
+    folder = listed(tmp_path / "a", None, changed=False)
+    attacker = Attacker(folder, tmp_path / "state", domain="clinic", **OWN_LIST)
     assert "privacy.unit=client" in REASONS[RepeatedImageError]
     assert attacker.register(*LISTED, *MEANS, "privacy.unit=client").ok
     assert attacker.ask(*LISTED, *MEANS, "privacy.unit=client", train=True).ok
@@ -371,7 +276,7 @@ def test_rows_that_hold_their_images_are_samples_each(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "clinic")
     paths = sorted(folder.rglob("*.png"))
     write_table(folder / "images.parquet", [paths[0], *paths, paths[0]])
-    attacker = Attacker(folder, tmp_path / "state", domain="clinic")
+    attacker = Attacker(folder, tmp_path / "state", domain="clinic", data="table", data_path="images.parquet")
     assert attacker.ask(*TABLE, "data.path=images.parquet", *MEANS, train=True).ok
 
 

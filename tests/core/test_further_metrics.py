@@ -29,6 +29,7 @@ from client.ledger import Ledger
 from common.choices import trust
 from common.confidence import ConfidenceCounts, count_confidence, read_confidence
 from common.config import to_config
+from common.contract import Contract
 from common.data.protocols import Allocation
 from common.errors import ConfigError, PayloadError
 from common.metrics import CONFIDENCE_MEASURES
@@ -462,7 +463,7 @@ def test_a_device_that_sends_other_counts_leaves_its_domain_without_a_score(case
 def test_a_private_device_refuses_a_metric_of_the_server_s(tmp_path: Path) -> None:
     private = toy_settings("fedavg", tmp_path, overrides=("privacy=gaussian", "privacy.update_clip=1.0"))
     settings = replace(private, own_metric=ClassF1())
-    device = device_of(settings, simulated=True, ledger=Ledger(tmp_path / "ledger"))
+    device = device_of(settings, contract=Contract(simulated=True), ledger=Ledger(tmp_path / "ledger"))
     with pytest.raises(ConfigError, match="covers no metric of your own"):
         device.answer(request_to(settings), Payload())
 

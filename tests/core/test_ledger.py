@@ -27,6 +27,7 @@ from client.private_folder import SECRET
 from client.resident.messages import Question
 from common.accounting import composed, epsilon
 from common.client_state import ClientStore
+from common.contract import Contract
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
@@ -185,7 +186,7 @@ def test_a_device_with_an_epsilon_takes_part_in_nothing_without_noise(case: str,
     """The settings are the server's: one that wants the images would send others."""
     settings = toy_settings("fpl", tmp_path / "run", overrides=BARE[case])
     item = asked(settings)
-    device = device_of(settings, tmp_path / "own", Budget(None, 8.0), allows_keyed=True)
+    device = device_of(settings, tmp_path / "own", Budget(None, 8.0), contract=Contract(allows_keyed=True))
     for call in (device.register, lambda: device.answer(item.request, item.message)):
         with pytest.raises(PrivacyError, match=r"privacy\.max_epsilon=8 allows no update without noise"):
             call()
@@ -344,7 +345,7 @@ def node(tmp_path: Path, *overrides: str, **configuration: Any) -> Node:
 
 def made(asked_node: Node) -> Device:
     settings = asked_node._settings()
-    return asked_node._new_device(settings, asked_node._hosted(settings)[0])
+    return asked_node._new_device(settings, asked_node._hosted(settings)[0])[0]
 
 
 def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from support.attacks import (
 from support.runs import run
 from support.toy import Toy
 
-import client.border
-import client.privacy
 import common.settings
+import strategies.core.protection
 from client.border import BORDER, SCORED, Border, Images, scored_images, trained_on, training_images
 from client.node import answer_question
 from client.reasons import REASONS, reason_for, says_private
@@ -80,7 +79,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
         load_settings(words[0])
     reply = private_attacker(sides[0]).register(*NOISED, drop)
     assert (reply.ok, reply.text) == (False, REASONS[ConfigError])
-    for module in (common.settings, client.privacy):
+    for module in (common.settings, strategies.core.protection):
         monkeypatch.setattr(module, "check_test_images", lambda *rest: None)
     done = [run(load_settings(each)).summary["privacy"] for each in words]
     assert done[0]["epsilon"] == done[1]["epsilon"] == {"clinic-0": pytest.approx(0.0486)}
@@ -92,7 +91,7 @@ def test_an_epsilon_is_not_printed_where_training_images_decide_what_is_scored(
 IMAGES = {"classes", "train_fraction", "duplicates", "broken", "range", "page", "resize"}
 FIELDS = {
     "folder": IMAGES | {"path"},
-    "table": IMAGES | {"path", "image", "label", "domain", "split"},
+    "table": IMAGES | {"path", "image", "label", "domain", "split", "group"},
     "office_caltech": {"split", "train_fraction", "duplicates"},
     "digits": {"split"},
     "glyphs": set(),
@@ -140,6 +139,7 @@ def folders(root: Path) -> list[DataSource]:
         {"path": "list.csv"},
         {"path": "list.csv", "image": "path", "label": "label"},
         {"path": "list.csv", "split": "part", "domain": "place"},
+        {"path": "list.csv", "split": "none", "group": "path"},
         {"path": "images.parquet", "classes": classes},
     ]
     found: list[DataSource] = [Folder(**{**base, "classes": classes, **each}) for each in several]
@@ -198,14 +198,17 @@ TWO = "data.domains=[clinic,ward]"
 TABLE = ("data=table", "data.classes=[negative,positive]", "data.image_size=16", "data.domains=[clinic]")
 WALKS: dict[str, dict[str, Any]] = {
     "another fraction": {"words": ["data.train_fraction=0.3"]},
-    "a list": {"words": [*TABLE, "data.path=list.csv"]},
-    "a table with the images": {"words": [*TABLE, "data.path=images.parquet"]},
+    "a list": {"words": [*TABLE, "data.path=list.csv"], "pins": {"data": "table", "data-path": "list.csv"}},
+    "a table with the images": {
+        "words": [*TABLE, "data.path=images.parquet"],
+        "pins": {"data": "table", "data-path": "images.parquet", "domain": "clinic"},
+    },
     "the whole domain": {
         "words": [TWO, "protocol=leave_one_out", "protocol.leave_out=[clinic]", "protocol.unseen=whole"],
         "client": "ward-0",
     },
 }
-"""Settings with which a server calls images that were trained on test images."""
+"""Settings with which a server calls images that were trained on test images, and what the owner allows of them."""
 
 
 def walked(folder: Path, walk: str) -> tuple[Any, Any]:
@@ -225,7 +228,10 @@ def walked(folder: Path, walk: str) -> tuple[Any, Any]:
     spent = attacker.ask(*NOISED, TWO, train=True)
     assert (spent.ok, spent.text) == (False, REASONS[errors.BudgetSpentError])
     asked = WALKS[walk]
+    own = attacker.configuration
+    attacker.configuration = {**own, **asked.get("pins", {})}
     again = attacker.ask(*NOISED, *asked["words"], score=["clinic"], client=asked.get("client", "clinic-0"))
+    attacker.configuration = own
     assert attacker.ask(*NOISED, TWO, score=["clinic"]).ok, "the first run's own scores go on"
     return scores_of(first)[0]["loss"], again
 
@@ -266,7 +272,7 @@ def test_a_folder_under_another_name_has_no_other_budget(tmp_path: Path) -> None
     del attacker.configuration["domain"]
     found = [attacker.ask(*NOISED, f"data.domains=[{name}]", train=True, client=f"{name}-0") for name in "aab"]
     assert [reply.ok for reply in found] == [True, False, False]
-    assert [reply.text for reply in found[1:]] == [REASONS[errors.BudgetSpentError], WRONG_SIDE]
+    assert [reply.text for reply in found[1:]] == [REASONS[errors.BudgetSpentError], REASONS[errors.ContractError]]
 
 
 def test_a_copy_of_a_test_image_is_not_refused(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from support.runs import Recorded, TouchedEngine, run
 from support.toy import CLASSES, ChangedToy, Toy, method_at_defaults, toy_settings
 from test_privacy_claims import PERSONAL
 
-import client.privacy
-import strategies.core.federation
 import strategies.core.protection
 from client.device import Device
 from client.ledger import Ledger
@@ -33,6 +31,7 @@ from common.accounting import epsilon
 from common.choices import choices_of
 from common.client_state import ClientStore
 from common.config import checked
+from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, content_hash
@@ -106,7 +105,7 @@ def device_of(settings: RunSettings, data: Toy, folder: Path) -> Device:
         ClientSpec("bright", 0),
         lambda name: ClientStore(folder / name),
         scores=scores,
-        simulated=True,
+        contract=Contract(simulated=True),
         ledger=Ledger(folder / "ledger"),
     )
 
@@ -270,17 +269,15 @@ def test_the_audit_finds_what_follows_a_training_image(
     if theirs.test_follows_training:
         with pytest.raises(ConfigError, match=r"data\.follows: training images would decide which images are scored"):
             device_of(settings, theirs, tmp_path / "refused").register()
-        monkeypatch.setattr(client.privacy, "check_test_images", lambda *rest: None)
+        monkeypatch.setattr(strategies.core.protection, "check_test_images", lambda *rest: None)
     pairs = both(settings, messages, FollowingToy(changed=(), follows=follows), theirs)
     assert all(differs in difference(*pair).bare for pair in pairs)
 
 
 def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch the refusals off, as if the methods were accepted, and score the devices' own models."""
-    for place in (strategies.core.federation, client.privacy):
-        monkeypatch.setattr(place, "check_protects", lambda *rest: None)
-    monkeypatch.setattr(DevicePrivacy, "received", lambda self, install, kept: install(kept))
-    monkeypatch.setattr(client.privacy, "check_scores", lambda *rest, **more: None)
+    monkeypatch.setattr(strategies.core.protection, "check_protects", lambda *rest: None)
+    monkeypatch.setattr(DevicePrivacy, "received", lambda self, install, kept, request: install(kept))
 
 
 @pytest.mark.parametrize("case", PERSONAL)

@@ -14,7 +14,7 @@ from support.toy import ChangedToy, Toy, toy_settings
 
 from client.privacy import Protection
 from client.trainer import LocalExchange
-from common.errors import PayloadError
+from common.errors import ConfigError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy
 from common.settings import RunSettings
 
@@ -150,5 +150,5 @@ def test_a_device_answers_no_exchange_that_carries_no_noise(tmp_path: Path) -> N
     later = next(item for item in engine.messages if item.request.exchange != "train" and item.request.train)
     device = TouchedEngine(settings).inner.devices[later.request.client]
     request = replace(later.request, identity=settings.identity, code=settings.code)
-    with pytest.raises(PayloadError, match="nothing was sent"):
+    with pytest.raises(ConfigError, match="also sends replies in further exchanges"):
         device.answer(request, later.message)
