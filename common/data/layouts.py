@@ -365,21 +365,24 @@ def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
 def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return what the levels of folders may be, the likeliest first."""
     levels = range(len(places[0]))
-    splits = [level for level in levels if all(split_of(place[level]) for place in places)][:1]
-    others = [level for level in levels if level not in splits]
-    telling: list[int] = []
-    for level in others:
-        above = {tuple(place[:level]) for place in places}
-        if len({tuple(place[: level + 1]) for place in places}) > len(above):
-            telling.append(level)
+    splits: list[int | None] = [level for level in levels if all(split_of(place[level]) for place in places)]
+    ranked: list[tuple[int, list[str]]] = []
+    for split in splits or [None]:
+        others = [level for level in levels if level != split]
+        telling: list[int] = []
+        for level in others:
+            above = {tuple(place[:level]) for place in places}
+            if len({tuple(place[: level + 1]) for place in places}) > len(above):
+                telling.append(level)
+        pairs = [*combinations(telling, 2), *combinations(others, 2), *((None, level) for level in telling or others)]
+        for rank, (domain, label) in enumerate(pairs):
+            named: dict[int | None, str] = {split: "split", domain: "domain", label: "class"}
+            roles = [named.get(level, ANY) for level in levels]
+            while roles[-2:] == [ANY, ANY]:
+                roles.pop()
+            ranked.append((rank, roles))
     found: list[list[str]] = []
-    pairs = [*combinations(telling, 2), *combinations(others, 2), *((None, level) for level in telling or others)]
-    for domain, label in pairs:
-        named: dict[int | None, str] = {domain: "domain", label: "class"}
-        named.update(dict.fromkeys(splits, "split"))
-        roles = [named.get(level, ANY) for level in levels]
-        while roles[-2:] == [ANY, ANY]:
-            roles.pop()
+    for _, roles in sorted(ranked, key=lambda each: each[0]):
         if roles not in found:
             found.append(roles)
     return found

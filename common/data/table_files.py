@@ -179,14 +179,14 @@ class TablePart:
 
     Args:
         split: the split's name; empty if the table has none.
-        files: the files, in order.
-        kind: ``separated``, ``parquet``, ``saved`` or ``hub``.
-        saved: the set of a saved folder or of the Hub, which is open.
+        files: the files, in order; of a text file, only itself.
+        form: how the text file is written; ``None`` of other kinds.
+        saved: the set of a saved folder or of the Hub, which is open; ``None`` of text and Parquet files.
     """
 
     split: str
     files: tuple[Path, ...]
-    kind: str
+    form: Form | None = None
     saved: Any = None
 
 
@@ -388,8 +388,8 @@ def _as_data_errors(place: Path | str) -> Iterator[None]:
 def _opened(
     place: Path | str, requested: Columns, key: tuple[str | int, ...], domains: tuple[str, ...], shared: bool
 ) -> OpenTable:
-    parts = _parts(place, "" if shared or len(domains) != 1 else domains[0])
     with _as_data_errors(place):
+        parts = _parts(place, "" if shared or len(domains) != 1 else domains[0])
         features = _features(parts[0])
         columns = _choose_columns(str(place), parts, features, requested, domains if shared else None)
         names = _class_names(features[columns.label])
@@ -402,12 +402,11 @@ def _opened(
 def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
     """Return the parts of a table, whose files are within their bounds."""
     if isinstance(place, str):
-        return _of_sets(_from_hub(place), "hub", ())
+        return _of_sets(_from_hub(place), ())
     if place.is_dir() and is_saved(place):
         datasets = hugging_face_datasets()
-        with _as_data_errors(place):
-            files = _check_saved(place)
-            return _of_sets(datasets.load_from_disk(str(place), keep_in_memory=False), "saved", files)
+        files = _check_saved(place)
+        return _of_sets(datasets.load_from_disk(str(place), keep_in_memory=False), files)
     found = [("", place)] if place.is_file() else _files_in(place, domain)
     by_split: dict[str, list[Path]] = {}
     for word, path in found:
@@ -418,18 +417,19 @@ def _parts(place: Path | str, domain: str) -> tuple[TablePart, ...]:
         )
     parts: list[TablePart] = []
     for word, files_of in by_split.items():
-        kind = "separated"
+        form = None
         if files_of[0].suffix.lower() in PARQUET:
-            kind = "parquet"
             hugging_face_datasets()
-        parts.append(TablePart(word, tuple(files_of), kind))
+        else:
+            form = _form(files_of[0])
+        parts.append(TablePart(word, tuple(files_of), form))
     return tuple(parts)
 
 
-def _of_sets(found: Any, kind: str, files: tuple[Path, ...]) -> tuple[TablePart, ...]:
+def _of_sets(found: Any, files: tuple[Path, ...]) -> tuple[TablePart, ...]:
     if not isinstance(found, Mapping):
-        return (TablePart("", files, kind, found),)
-    return tuple(TablePart(str(word), files, kind, each) for word, each in found.items())
+        return (TablePart("", files, saved=found),)
+    return tuple(TablePart(str(word), files, saved=each) for word, each in found.items())
 
 
 @lru_cache(maxsize=8)
@@ -653,9 +653,8 @@ def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
     return len(first) != len(last)
 
 
-def _lines(path: Path) -> Iterator[list[str]]:
+def _lines(path: Path, form: Form) -> Iterator[list[str]]:
     """Yield the rows of a text file."""
-    form = _form(path)
     count = len(form.columns)
     with path.open(encoding="utf-8-sig", newline="") as stream:
         for _ in range(form.above):
@@ -689,12 +688,11 @@ def _features(part: TablePart) -> Mapping[str, Any]:
     if part.saved is not None:
         found: Mapping[str, Any] = part.saved.features
         return found
-    if part.kind == "separated":
-        columns = _form(part.files[0]).columns
-        for name, count in Counter(columns).items():
+    if part.form is not None:
+        for name, count in Counter(part.form.columns).items():
             if count > 1:
                 raise DataError(f"table: {part.files[0]} has {count} columns {name!r}; rename all but one")
-        return dict.fromkeys(columns, TEXT)
+        return dict.fromkeys(part.form.columns, TEXT)
     import pyarrow.parquet
 
     datasets = hugging_face_datasets()
@@ -930,18 +928,17 @@ def _cell_batches(
     part: TablePart, names: Sequence[str], classes: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[dict[str, list[str]], int, int]]:
     """Yield the cells of columns of a part as texts, some rows at a time, with the rows and those before them."""
-    if part.kind != "separated":
+    if part.form is None:
         for batch, read in _batches(part, names):
             yield {name: _texts(batch[name], name, classes.get(name, ())) for name in names}, batch.num_rows, read
         return
     read = 0
-    for path in part.files:
-        places = [(name, _form(path).columns.index(name)) for name in names]
-        lines = _lines(path)
-        while rows := list(itertools.islice(lines, BATCH)):
-            _check_rows(path, read + len(rows))
-            yield {name: [_checked(row[place], name) for row in rows] for name, place in places}, len(rows), read
-            read += len(rows)
+    places = [(name, part.form.columns.index(name)) for name in names]
+    lines = _lines(part.files[0], part.form)
+    while rows := list(itertools.islice(lines, BATCH)):
+        _check_rows(part.files[0], read + len(rows))
+        yield {name: [_checked(row[place], name) for row in rows] for name, place in places}, len(rows), read
+        read += len(rows)
 
 
 def _checked(cell: str, name: str) -> str:
@@ -963,7 +960,7 @@ def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iter
     read = decoded = 0
     size = sum(path.stat().st_size for path in part.files)
     stream: Any = part.saved
-    if part.kind == "parquet":
+    if stream is None:
         rows = min([rows, *(_check_parquet(path) for path in part.files)])
         files = [str(path) for path in part.files]
         stream = datasets.IterableDataset.from_parquet(files, columns=list(columns), batch_size=rows)
@@ -971,7 +968,7 @@ def _batches(part: TablePart, columns: Sequence[str], rows: int = BATCH) -> Iter
         yield batch, read
         read += batch.num_rows
         _check_rows(part.files[0] if part.files else part.split, read)
-        if part.kind == "parquet":
+        if part.saved is None:
             decoded += batch.nbytes
             _check_growth(part.files[0], decoded, size)
 

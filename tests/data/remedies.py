@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,40 +181,90 @@ def by_hand(pattern: str) -> Callable[[Callable[[Case, re.Match[str]], None]], C
     return remember
 
 
-def follow(case: Case, chain: tuple[str, ...] = ()) -> list[Attempt]:
+@dataclass
+class Followed:
+    """What the remedies of one state of a case led to.
+
+    Args:
+        readings: those that a run starts with, or whose remedy was not meant.
+        findings: what was told on the way.
+    """
+
+    readings: list[Attempt] = field(default_factory=list)
+    findings: set[str] = field(default_factory=set)
+
+
+States = dict[tuple[frozenset[str], tuple[tuple[str, int, int], ...]], Followed]
+"""What the remedies led to, by settings and files: of two remedies, either may come first."""
+
+
+def follow(case: Case) -> list[Attempt]:
     """Try every remedy of a case, and every remedy of what is told next; return the readings that a run starts with.
 
     Raises:
         AssertionError: a finding comes again after its remedy, or has no remedy.
     """
+    return _follow(case, (), {}).readings
+
+
+def _follow(case: Case, chain: tuple[str, ...], known: States) -> Followed:
+    state = frozenset(case.settings), _files(case.root.parent)
+    if state in known:
+        assert not known[state].findings & set(chain), f"a loop after {case.tried}"
+        return known[state]
     result = attempt(case.settings)
     if not result.error:
-        return [result]
+        known[state] = Followed([result])
+        return known[state]
     assert "Traceback" not in result.error
     assert result.finding not in chain, f"a loop: {result.error}\nafter {case.tried}"
     assert len(chain) < MAX_STEPS, f"no end: {result.error}\nafter {case.tried}"
     ways = [steps for steps in remedies(result.error) if not set(steps) <= set(case.settings)]
     action = next(((BY_HAND[each], found) for each in BY_HAND if (found := re.search(each, result.error))), None)
     if chain and not (ways or action):  # of several remedies, another was meant
-        return [result]
+        return Followed([result], {result.finding})
     assert ways or action, f"no remedy: {result.error}"
-    found: list[Attempt] = []
-    beside = case.root.parent
-    saved = beside.with_name(f"{beside.name}-saved-{len(chain)}")
-    shutil.copytree(beside, saved, symlinks=True)
-    for steps in [*ways, None][: 4 if ways else 1]:
+    found = Followed([], {result.finding})
+    for steps in ways[:4]:
         again = Case(case.root, list(case.settings), case.truth, [*case.tried, str(steps)])
-        if steps is not None:
+        with _kept(case.root.parent, needed=not all(re.fullmatch(SETTING, step) for step in steps)):
             obey(again, steps)
-        elif action is not None:
+            _add(found, _follow(again, (*chain, result.finding), known))
+    if not ways and action is not None:
+        again = Case(case.root, list(case.settings), case.truth, [*case.tried, action[0].__name__])
+        with _kept(case.root.parent):
             action[0](again, action[1])
-        else:
-            continue
-        found += follow(again, (*chain, result.finding))
-        shutil.rmtree(beside)
-        shutil.copytree(saved, beside, symlinks=True)
-    shutil.rmtree(saved)
+            _add(found, _follow(again, (*chain, result.finding), known))
+    known[state] = found
     return found
+
+
+def _add(found: Followed, other: Followed) -> None:
+    found.readings += other.readings
+    found.findings |= other.findings
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, sizes and times of all files below a folder."""
+    found: list[tuple[str, int, int]] = []
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        found.append((str(path), status.st_size * path.is_file(), status.st_mtime_ns * path.is_file()))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _kept(folder: Path, *, needed: bool = True) -> Iterator[None]:
+    """Put a folder back as it was after the context, where that is needed."""
+    if not needed:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as beside:
+        saved = Path(beside) / "saved"
+        shutil.copytree(folder, saved, symlinks=True)
+        yield
+        shutil.rmtree(folder)
+        shutil.copytree(saved, folder, symlinks=True)
 
 
 def check(case: Case, found: Sequence[Attempt], total: int) -> None:
