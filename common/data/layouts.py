@@ -365,9 +365,9 @@ def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
 def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return what the levels of folders may be, the likeliest first."""
     levels = range(len(places[0]))
-    splits: list[int | None] = [level for level in levels if all(split_of(place[level]) for place in places)]
+    splits = [level for level in levels if all(split_of(place[level]) for place in places)]
     ranked: list[tuple[int, list[str]]] = []
-    for split in splits or [None]:
+    for split in [*splits, None]:
         others = [level for level in levels if level != split]
         telling: list[int] = []
         for level in others:

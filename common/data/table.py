@@ -16,6 +16,7 @@ from common.data.names import NO, YES, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
 from common.data.table_files import (
     HUB_NAME,
+    MAX_ABOVE,
     MAX_CELL,
     Columns,
     OpenTable,
@@ -28,9 +29,6 @@ from common.data.table_files import (
 from common.errors import DataError, nearest
 from common.overrides import written_override
 from common.text import shell_line, warn_once
-
-MAX_ABOVE = 5
-"""Folders above a table that its paths may be relative to."""
 
 _VERSION = 1  # raise when decoding changes
 
@@ -345,7 +343,7 @@ class Places:
     def _relative_to(self, place: str) -> str:
         """Return what helps if the path of an image is relative to another folder than that of its table."""
         table = Path(self.table.name)
-        for above in table.parents[1:MAX_ABOVE]:
+        for above in table.parents[1 : MAX_ABOVE + 1]:
             if (above / place).exists():
                 return f"its paths are relative to {above}: {_at(table, above)}"
         for inside in sorted(path for path in table.parent.iterdir() if path.is_dir()):

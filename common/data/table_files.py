@@ -89,6 +89,9 @@ MAX_VALUES, MAX_NUMBERS = 10_000, 10
 MAX_SHOWN = 5
 """Names in one message."""
 
+MAX_ABOVE = 5
+"""Folders above a table that its paths may be relative to."""
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/(?!.*\.(csv|tsv|txt|parquet|pq)$)[A-Za-z0-9][\w.-]*")
 """A name of the Hub; a missing file of a known suffix is none."""
 
@@ -163,13 +166,19 @@ class Cells:
 
 
 def is_path(cell: str, base: Path) -> bool:
-    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there."""
+    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there.
+
+    A path of several parts is also looked for from the folders above.
+    """
     place = PurePosixPath(cell.replace("\\", "/"))
     if place.suffix.lower() in SUFFIXES:
         return True
+    if not 0 < len(cell) < 256:
+        return False
+    above = list(base.parents)[:MAX_ABOVE] if len(place.parts) > 1 else []
     try:
-        return 0 < len(cell) < 256 and (base / place).is_file()
-    except (OSError, ValueError):
+        return any((folder / place).is_file() for folder in (base, *above))
+    except (OSError, ValueError):  # a name that is too long for the disk, or a NUL
         return False
 
 
