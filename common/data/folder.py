@@ -98,9 +98,12 @@ class Folder(OwnImages):
                 if roles := roles_of(place.relative_to(root).parts, self.path):
                     self._check_names(place, root, self.path)
                     names.add(roles["domain"])
-            return tuple(sorted(names)) or tuple(folder.name for folder in found)
+            if names:
+                return tuple(sorted(names))
         for folder in found:
             check_name("domain", folder, root)
+        if self.path:
+            return tuple(folder.name for folder in found)
         _warn_of(root, not_read(root, deep=False))
         if loose := loose_images(root):
             _warn_of(root, [f"{len(loose)} images in no folder of a domain, such as {loose[0].name}"])

@@ -323,10 +323,11 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
         return f"make a folder for each domain in {root}, in it one for each class, and move them there"
     usual = [place for place in places if len(place) == most]
     patterns = ["domain/split/class", "domain/class"]
-    if has_parts(root):
-        patterns = ["split/class"]
     if in_use:
         patterns = [in_use]
+    elif has_parts(root):
+        patterns = ["split/class"]
+        usual = [place for place in usual if split_of(place[0])] or usual
     odd = sorted(place for place in places if not any(roles_of(place, pattern) for pattern in patterns))
     if 2 * sum(place not in odd for place in usual) > len(usual):
         return "; ".join(dict.fromkeys(_put_right(place, usual, root, patterns) for place in odd[:MAX_FOUND]))

@@ -614,7 +614,7 @@ def _form(path: Path) -> Form:
     if re.fullmatch(r"sep=.\s*", lines[0] if lines else "", re.IGNORECASE):
         above, separators = 1, [lines[0][4]]
     separator = max(separators, key=lambda each: _fit(lines[above:], each, path))
-    while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines, above, separator)):
+    while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines[above:], separator, path)):
         above += 1
     rows = [row for row in _cells(lines[above:], separator) if row]
     columns = rows[0] if rows else []
@@ -654,12 +654,12 @@ def _fit(lines: Sequence[str], separator: str, path: Path) -> tuple[bool, float]
     return 2 * with_path >= len(rows) - 1, count / len(rows)
 
 
-def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line begins with # and has other cells than the last line."""
-    if not lines[number].startswith("#"):
+def _is_comment(lines: Sequence[str], separator: str, path: Path) -> bool:
+    """Return whether the first line begins with # and is no header: the next one is, or it has other cells."""
+    if not lines[0].startswith("#"):
         return False
-    first, last = list(_cells([lines[number], lines[-1]], separator))[:2]
-    return len(first) != len(last)
+    first, following, last = list(_cells([lines[0], lines[1], lines[-1]], separator))
+    return len(first) != len(last) or not any(is_path(cell, path.parent) for cell in following)
 
 
 def _lines(path: Path, form: Form) -> Iterator[list[str]]:

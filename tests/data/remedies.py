@@ -43,7 +43,7 @@ STEP = re.compile("|".join((*COMMANDS, SETTING)))
 JOINED = (" and ", " ", " && ", ": as one table: ")
 """What stands between the steps of one remedy."""
 
-MAX_STEPS = 6
+MAX_STEPS = 12
 COUNTED = re.compile(r"(\d+) (?:hidden images|images|validation images|\.[\w.]+|without a suffix|files are no images)")
 
 
@@ -198,16 +198,20 @@ States = dict[tuple[frozenset[str], tuple[tuple[str, int, int], ...]], Followed]
 """What the remedies led to, by settings and files: of two remedies, either may come first."""
 
 
-def follow(case: Case) -> list[Attempt]:
-    """Try every remedy of a case, and every remedy of what is told next; return the readings that a run starts with.
+def follow(case: Case, until: Callable[[Attempt], bool] = lambda reading: False) -> list[Attempt]:
+    """Try the remedies of a case, and every remedy of what is told next; return the readings that a run starts with.
+
+    Args:
+        case: the case.
+        until: ends the search with the first reading that it is true of.
 
     Raises:
         AssertionError: a finding comes again after its remedy, or has no remedy.
     """
-    return _follow(case, (), {}).readings
+    return _follow(case, (), {}, until).readings
 
 
-def _follow(case: Case, chain: tuple[str, ...], known: States) -> Followed:
+def _follow(case: Case, chain: tuple[str, ...], known: States, until: Callable[[Attempt], bool]) -> Followed:
     state = frozenset(case.settings), _files(case.root.parent)
     if state in known:
         assert not known[state].findings & set(chain), f"a loop after {case.tried}"
@@ -221,21 +225,22 @@ def _follow(case: Case, chain: tuple[str, ...], known: States) -> Followed:
     assert len(chain) < MAX_STEPS, f"no end: {result.error}\nafter {case.tried}"
     ways = [steps for steps in remedies(result.error) if not set(steps) <= set(case.settings)]
     action = next(((BY_HAND[each], found) for each in BY_HAND if (found := re.search(each, result.error))), None)
-    if chain and not (ways or action):  # of several remedies, another was meant
-        return Followed([result], {result.finding})
-    assert ways or action, f"no remedy: {result.error}"
     found = Followed([], {result.finding})
-    for steps in ways[:4]:
-        again = Case(case.root, list(case.settings), case.truth, [*case.tried, str(steps)])
-        with _kept(case.root.parent, needed=not all(re.fullmatch(SETTING, step) for step in steps)):
-            obey(again, steps)
-            _add(found, _follow(again, (*chain, result.finding), known))
-    if not ways and action is not None:
-        again = Case(case.root, list(case.settings), case.truth, [*case.tried, action[0].__name__])
-        with _kept(case.root.parent):
-            action[0](again, action[1])
-            _add(found, _follow(again, (*chain, result.finding), known))
     known[state] = found
+    if chain and not (ways or action):  # of several remedies, another was meant
+        found.readings.append(result)
+    assert ways or action or chain, f"no remedy: {result.error}"
+    for steps in ways[:4] or [None] * (action is not None):
+        again = Case(case.root, list(case.settings), case.truth, [*case.tried, str(steps)])
+        changes = steps is None or not all(re.fullmatch(SETTING, step) for step in steps)
+        with _kept(case.root.parent, needed=changes):
+            if steps is not None:
+                obey(again, steps)
+            elif action is not None:
+                action[0](again, action[1])
+            _add(found, _follow(again, (*chain, result.finding), known, until))
+        if any(map(until, found.readings)):
+            break
     return found
 
 
