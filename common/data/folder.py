@@ -23,7 +23,7 @@ from common.data.layouts import (
     roles_of,
     with_images,
 )
-from common.data.names import name_key, split_of, unfit
+from common.data.names import split_of, unfit
 from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
@@ -188,12 +188,7 @@ class Folder(OwnImages):
         (root,) = search_roots(self, ())
         if (root / domain).is_dir() or not (root.name == domain or self._is_a_domain(root)):
             return self.directory(domain)
-        for other in self.domains:
-            if other != domain and name_key(other) == name_key(root.name):
-                raise DataError(
-                    f"folder: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
-                    f"{domain!r}, or {root.parent} with {domain!r} in it"
-                )
+        self.check_own(root, domain)
         return root
 
     def _is_a_domain(self, root: Path) -> bool:

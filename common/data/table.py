@@ -206,7 +206,7 @@ class Table(OwnImages):
     def _read_from(self, domain: str, *, own: bool) -> Domain:
         table = self._table_of(domain)
         if own and not table.columns.domain and self._is_shared():
-            self._check_name(domain)
+            self.check_own(Path(self.root or ""), domain)
         places = Places(table, Path(self.root or ""))
         every: dict[str, Files] = {}
         for row in self._rows_of(table, domain, own=own):
@@ -223,16 +223,6 @@ class Table(OwnImages):
             test = without_duplicates(test, train, base)
         self.check_parts(domain, table.name, train, test)
         return read_images(domain, train, test, self.image_size, base, self.reading)
-
-    def _check_name(self, domain: str) -> None:
-        """Check that a device's folder is not named after another domain."""
-        root = Path(self.root or "")
-        for other in self.domains:
-            if other != domain and name_key(other) == name_key(root.name):
-                raise DataError(
-                    f"table: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
-                    f"{domain!r}, or {root.parent} with {domain!r} in it"
-                )
 
     def _decoded(self, domain: str, table: OpenTable, train: Files, test: Files) -> Domain:
         """Return a domain whose images are in its table."""

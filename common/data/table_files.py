@@ -673,20 +673,18 @@ def _lines(path: Path, form: Form) -> Iterator[list[str]]:
             if not row:
                 continue
             number += 1
+            if len(row) == count:
+                yield row
+                continue
+            advice = f"give it a cell for each of {', '.join(map(printable, form.columns))}"
             if len(row) > count:
                 fixed = io.StringIO()
                 writer = csv.writer(fixed, delimiter=form.separator, quoting=csv.QUOTE_MINIMAL, lineterminator="")
                 writer.writerow([*row[: count - 1], form.separator.join(row[count - 1 :])])
-                raise DataError(
-                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; write a cell "
-                    f"that holds the separator in quotes: {printable(fixed.getvalue())[:200]}"
-                )
-            if len(row) < count:
-                raise DataError(
-                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; give it a cell "
-                    f"for each of {', '.join(map(printable, form.columns))}"
-                )
-            yield row
+                advice = f"write a cell that holds the separator in quotes: {printable(fixed.getvalue())[:200]}"
+            raise DataError(
+                f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; {advice}"
+            )
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
