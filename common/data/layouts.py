@@ -364,10 +364,10 @@ def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
 
 
 def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return what the levels of folders may be, the likeliest first."""
+    """Return what the levels of folders may be, the likeliest first; last, that words of splits are names."""
     levels = range(len(places[0]))
     splits = [level for level in levels if all(split_of(place[level]) for place in places)]
-    ranked: list[tuple[int, list[str]]] = []
+    ranked: list[tuple[bool, int, list[str]]] = []
     for split in [*splits, None]:
         others = [level for level in levels if level != split]
         telling: list[int] = []
@@ -381,9 +381,9 @@ def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
             roles = [named.get(level, ANY) for level in levels]
             while roles[-2:] == [ANY, ANY]:
                 roles.pop()
-            ranked.append((rank, roles))
+            ranked.append((split is None, rank, roles))
     found: list[list[str]] = []
-    for _, roles in sorted(ranked, key=lambda each: each[0]):
+    for _, _, roles in sorted(ranked, key=lambda each: each[:2]):
         if roles not in found:
             found.append(roles)
     return found
