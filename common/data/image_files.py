@@ -80,7 +80,7 @@ MAX_LISTED = 20
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 4  # raise when decoding changes
+_VERSION = 5  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:

@@ -30,7 +30,7 @@ from common.errors import DataError, nearest
 from common.overrides import written_override
 from common.text import shell_line, warn_once
 
-_VERSION = 1  # raise when decoding changes
+_VERSION = 2  # raise when decoding changes
 
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""

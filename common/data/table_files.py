@@ -32,7 +32,7 @@ from common.errors import DataError, GoldfinchError, nearest, some_of
 from common.extras import hugging_face_datasets
 from common.overrides import written_override
 from common.regular_files import check_regular, read_small
-from common.text import printable, shell_line, warn_once
+from common.text import counted, printable, shell_line, warn_once
 
 if TYPE_CHECKING:
     import pyarrow
@@ -627,7 +627,7 @@ def _form(path: Path) -> Form:
         )
     else:
         if above:
-            warn_once(f"table: {path}: the first {above} lines are not read")
+            warn_once(f"table: {path}: not read above its header: {counted(above, 'line')}")
         above += 1 + sum(1 for _ in itertools.takewhile(lambda line: not line.strip(), lines[above:]))
     if separator != ",":
         warn_once(f"table: {path}: its columns are separated by {SEPARATORS.get(separator, repr(separator))}")

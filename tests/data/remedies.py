@@ -29,7 +29,7 @@ from common.text import warn_once
 WORD = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"();])+"
 """A word of a shell, quoted or not."""
 
-SETTING = rf"(?:data=table )?(?='?(?:data\.\w+|model\.weights)=)(?:{WORD})+"
+SETTING = rf"(?:data=table )?(?=['\"]?(?:data\.\w+|model\.weights)=)(?:{WORD})+"
 COMMANDS = (
     r"\(cd .*? done\)",
     rf"(?:mkdir -p {WORD} && )?(?:python -m zipfile -e {WORD} {WORD}|tar -xf {WORD} -C {WORD})",
@@ -44,7 +44,8 @@ JOINED = (" and ", " ", " && ", ": as one table: ")
 """What stands between the steps of one remedy."""
 
 MAX_STEPS = 12
-COUNTED = re.compile(r"(\d+) (?:hidden images|images|validation images|\.[\w.]+|without a suffix|files are no images)")
+KINDS = r"hidden images|images|validation images are not read|\.[\w.]+|without a suffix|files are no images"
+COUNTED = re.compile(rf"(?<!of )(?<!\d)(\d+) (?:{KINDS})")
 
 
 @dataclass(frozen=True)
