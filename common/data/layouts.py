@@ -329,6 +329,9 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
         patterns = ["split/class"]
         usual = [place for place in usual if split_of(place[0])] or usual
     odd = sorted(place for place in places if not any(roles_of(place, pattern) for pattern in patterns))
+    if not odd:  # a class or a domain has the name of a split
+        patterns = [pattern for pattern in patterns if any(roles_of(place, pattern) for place in usual)]
+        odd = sorted(place for place in places if len(place) != most)
     if 2 * sum(place not in odd for place in usual) > len(usual):
         return "; ".join(dict.fromkeys(_put_right(place, usual, root, patterns) for place in odd[:MAX_FOUND]))
     ways: list[str] = []
