@@ -8,8 +8,8 @@ KNOWN := import sys, tomllib; \
   wrong = [name for name in sys.argv[1].split(",") if name and name not in has]; \
   sys.exit(f"EXTRAS: there is no {wrong[0]}; there are " + " ".join(sorted(has)) if wrong else 0)
 # the first interpreter that fits: the active one (python3) before others
-FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
 # Ray starts its workers by a shell line without quotes: the path of its environment must not have a blank
 ifeq ($(words $(CURDIR)),1)
 VENV := .venv
@@ -49,7 +49,7 @@ help: ## this list
 setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, TORCH_INDEX=<index of CPU wheels> without CUDA
 
 $(STAMP): requirements.txt pyproject.toml
-	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.13, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.14, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c '$(KNOWN)' '$(EXTRAS)'
 	@echo "Setting up $(VENV), up to 7.5 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
 	@$(if $(TORCH_INDEX),,echo "TORCH_INDEX=<index of PyTorch's CPU wheels> fetches and takes far less, without CUDA.")
@@ -60,7 +60,7 @@ $(STAMP): requirements.txt pyproject.toml
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
 	$(PIP) $(REPORT) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
 	$(CHECKED)
-	$(PIP) $(REPORT) --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(PIP) $(REPORT) --no-build-isolation --config-settings editable_mode=compat --editable '.[$(EXTRAS)]'
 	$(CHECKED)
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
@@ -129,7 +129,7 @@ measure: $(STAMP) ## lines, files of a round, circles of imports, and what shoul
 	@$(BIN)/python bench/measure.py
 
 docs: $(STAMP) ## the documentation as a searchable site in outputs/site; needs no network but for its tools, once
-	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --quiet --editable '.[docs]'
+	@$(BIN)/python -c 'import mkdocstrings' 2>/dev/null || $(PIP) --quiet --config-settings editable_mode=compat --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "wrote outputs/site/index.html"
 

@@ -35,6 +35,12 @@ GROUPS_OF_CLASSES = frozenset(ALLOWED) - {"engine"}
 _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
 
+BROUGHT = {
+    "lr": "did you mean train.learning_rate={value}?",
+    "clients": "the protocol decides the clients; goldfinch list protocol",
+}
+"""Names that people bring from elsewhere, and what to write."""
+
 SIMILAR = 0.8
 """Smallest similarity of an unknown key to the last part of a setting at which it is suggested, from 0 to 1."""
 
@@ -415,8 +421,11 @@ def _check_key(item: Override, base: Mapping[str, Any]) -> None:
         if not isinstance(node, Mapping) or part not in node:
             known = node if isinstance(node, Mapping) else {}
             meant = ""
+            value = item.text.partition("=")[2]
+            if part in BROUGHT:
+                raise UnknownKeyError(f"{item.key}: no such key; {BROUGHT[part].format(value=value)}")
             if not (where and difflib.get_close_matches(part, map(str, known), cutoff=0.5)):
-                meant = _nearest_setting(item.key, item.text.partition("=")[2], base)
+                meant = _nearest_setting(item.key, value, base)
             if meant:
                 raise UnknownKeyError(f"{item.key}: no such key; did you mean {meant}?")
             raise UnknownKeyError(_no_such_key(part, node, where))

@@ -251,6 +251,8 @@ def _mistake(mistake: dict[str, Any], target: type, where: str) -> str:
         return f"{key}: {mistake['ctx']['error']}".removeprefix(": ")
     if kind == "string_type" and isinstance(value, int | float):
         return f"{key}={value!r}: must be text; write it in quotes: '\"{value}\"'"
+    if kind in ("tuple_type", "list_type") and isinstance(value, str):
+        return f"{key}={value}: must be a list: {key}=[{value}]"
     if kind == "literal_error":
         reason = nearest(str(value), re.findall(r"[^\s',]+(?='|$)", mistake["ctx"]["expected"]))
     return f"{key}={value!r:.200}: {reason.replace('Input should', 'must')}"

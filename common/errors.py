@@ -66,12 +66,17 @@ DISK_ADVICE = {
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return a sentence naming the choice closest to ``word``, or all choices when none is close.
+    """Return a sentence naming the choices that begin with ``word``, or the closest one, and all choices.
 
     >>> nearest("fedpol", ["fpl", "fedprox"])
     "did you mean 'fedprox'? (choices: fedprox, fpl)"
+    >>> nearest("office", ["digits", "office_caltech", "office_home"])
+    "did you mean 'office_caltech' or 'office_home'? (choices: digits, office_caltech, office_home)"
     """
     known = sorted(set(choices))
+    begun = [name for name in known if word and name.startswith(f"{word}_")]
+    if begun:
+        return f"did you mean {' or '.join(map(repr, begun))}? (choices: {', '.join(known)})"
     by_lower: dict[str, str] = {}
     for name in sorted(known, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio()):
         by_lower[name.lower()] = name  # of names that differ in case alone, the one that is most like the word

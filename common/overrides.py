@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import ConfigError
@@ -67,6 +67,13 @@ def unescaped(value: Any) -> Any:
     return value
 
 
+SHORT = {name: f"train.{name}" for name in ("rounds", "epochs", "batch_size", "learning_rate", "device")}
+"""Settings that are written without their group: on the command line, in Python, and for ``flwr run``.
+
+``rounds`` is also a group, whose options are words: with a number it is the setting.
+"""
+
+
 @dataclass(frozen=True)
 class Override:
     """One override, read once: every function that takes overrides takes it in place of its text.
@@ -120,15 +127,31 @@ def _read(texts: Sequence[str]) -> list[Override]:
             key, changes_keys = unescaped(item.key_or_group), item.is_add() or item.is_delete()
             if item.is_discrete_sweep():
                 values = tuple(unescaped(value) for value in item.sweep_string_iterator())
-                overrides.append(Override(text, key, None, True, values, changes_keys))
+                overrides.append(_in_full(Override(text, key, None, True, values, changes_keys)))
             elif item.is_sweep_override() or item.value() == "*":
-                overrides.append(Override(text, key, None, True, (), changes_keys))
+                overrides.append(_in_full(Override(text, key, None, True, (), changes_keys)))
             else:
-                overrides.append(Override(text, key, unescaped(item.value()), changes_keys=changes_keys))
+                overrides.append(_in_full(Override(text, key, unescaped(item.value()), changes_keys=changes_keys)))
     except (HydraException, RecursionError) as error:
         advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
         raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
     return overrides
+
+
+def _in_full(item: Override) -> Override:
+    """Return an override of a :data:`SHORT` setting with its whole key, and every other one as it is."""
+    if item.key not in SHORT or item.changes_keys:
+        return item
+    if item.key == "rounds" and not _is_numbers(item):
+        return item
+    key = SHORT[item.key]
+    return replace(item, text=key + item.text.removeprefix(item.key), key=key)
+
+
+def _is_numbers(item: Override) -> bool:
+    if item.values:
+        return all(value.isdigit() for value in item.values)
+    return isinstance(item.value, int | float) and not isinstance(item.value, bool)
 
 
 def _meant(word: str) -> str:
@@ -149,17 +172,8 @@ def _meant(word: str) -> str:
 CONFIGURATION = "configuration"
 """The key under which ``goldfinch run`` sends the composed configuration as JSON; the other keys are then not read."""
 
-RUN_CONFIG = {
-    "method": "method",
-    "data": "data",
-    "protocol": "protocol",
-    "rounds": "train.rounds",
-    "epochs": "train.epochs",
-    "learning-rate": "train.learning_rate",
-    "seed": "seed",
-    "output": "output",
-}
-"""Settings by their keys in ``[tool.flwr.app.config]``; an empty text there leaves the setting unchanged."""
+RUN_CONFIG = ("method", "data", "protocol", "rounds", "epochs", "learning-rate", "seed", "output")
+"""Keys of ``[tool.flwr.app.config]``, settings with ``-`` for ``_``; an empty text there leaves one unchanged."""
 
 
 def overrides_in(run_config: Mapping[str, object]) -> str:
@@ -168,11 +182,11 @@ def overrides_in(run_config: Mapping[str, object]) -> str:
     The overrides of the plain keys come first, then ``overrides``, which wins.
 
     >>> overrides_in({"method": "fpl", "rounds": 5, "seed": "", "overrides": "train.epochs=2"})
-    'method=fpl train.rounds=5 train.epochs=2'
+    'method=fpl rounds=5 train.epochs=2'
     """
     parts: list[str] = []
-    for name, key in RUN_CONFIG.items():
-        value = run_config.get(name, "")
+    for name in RUN_CONFIG:
+        key, value = name.replace("-", "_"), run_config.get(name, "")
         if value == "":
             continue
         if key == "output":

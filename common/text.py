@@ -48,13 +48,13 @@ def listing(items: Sequence[object]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: ``three clients``, ``13 clients``."""
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: ``three clients``, ``13 clients``; the plural is by default the noun and an s."""
     number = str(count)
     if count < len(NUMBERS):
         number = NUMBERS[count]
     if count != 1:
-        noun = f"{noun}s"
+        noun = plural or f"{noun}s"
     return f"{number} {noun}"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from goldfinch.overrides import overrides_of
+from goldfinch.overrides import SharedKeywords, overrides_of, with_signature
 from goldfinch.runs import Run, Runs
-from goldfinch.study.options import NAMES, Rules
+from goldfinch.study.options import Rules
 from server.run.signals import terminable
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from goldfinch.study.ranking import Ranking
 
 
+@with_signature(SharedKeywords)
 def compare(
     methods: Sequence[str],
     *overrides: str,
@@ -26,7 +27,13 @@ def compare(
     output: Path | str | None = None,
     storage: str = "",
     jobs: int = 1,
-    **keywords: Any,
+    studies: int = Rules.studies,
+    trials: int = Rules.trials,
+    runs: int = Rules.runs,
+    scores: Sequence[str] = Rules.scores,
+    weighting: str = Rules.weighting,
+    batch: int = Rules.batch,
+    **keywords: Unpack[SharedKeywords],
 ) -> pd.DataFrame:
     """Tune methods alike on validation samples, rank them on fresh seeds, and return the table.
 
@@ -44,10 +51,14 @@ def compare(
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        keywords: the numbers of the comparison, which are ``studies``, ``trials``, ``runs``, ``scores``, ``weighting``
-            and ``batch`` (:class:`goldfinch.study.options.Rules`), and settings as in :func:`goldfinch.run`, without
-            ``method``, ``seed`` and ``output``. ``overwrite=True`` replaces a comparison of other settings or other
-            code, which is kept otherwise.
+        studies: independent tuning studies of each method; an interval needs two.
+        trials: trials of a study for each searched setting.
+        runs: final runs of each study.
+        scores: ``in_domain``, ``leave_one_out`` or both.
+        weighting: ``uniform`` or ``samples`` for all methods; empty leaves each method's own.
+        batch: trials of a study that are drawn without each other's scores.
+        keywords: settings as in :func:`goldfinch.run`, without ``method``, ``seed`` and ``output``. ``overwrite=True``
+            replaces a comparison of other settings or other code, which is kept otherwise.
 
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
@@ -68,11 +79,7 @@ def compare(
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
 
-    numbers: dict[str, Any] = {}
-    for name in NAMES:
-        if name in keywords:
-            numbers[name] = keywords.pop(name)
-    rules = Rules(**numbers)
+    rules = Rules(studies, trials, runs, scores, weighting, batch)
     given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     words = [f"methods={','.join(methods)}", *given, *rules.options]
     folder = Path(output or default_output("compare", words))

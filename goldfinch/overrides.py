@@ -1,19 +1,109 @@
-"""Turn keyword arguments into the overrides of ``goldfinch run``."""
+"""The keyword arguments of :func:`goldfinch.run` and its like, and the overrides that they become.
 
+A keyword is written once: as a field of the classes here, with its type. Type checkers and editors read the fields by
+``Unpack``, ``help()`` and notebooks by :func:`with_signature`, and :data:`SETTINGS` is made of them.
+"""
+
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from common.errors import ConfigError, nearest
-from common.overrides import Override, quoted_override
-from common.run_config import FOLDER_KEYS
+from common.overrides import SHORT, Override, quoted_override
 
-KEPT = ["method", "data", "protocol", "model", "engine", "aggregation", "privacy", "views", "experiment", "tracker"]
-KEPT += ["attack", "own_metric", "tuned", "seed", *FOLDER_KEYS]
-TRAIN = ["rounds", "epochs", "batch_size", "learning_rate", "device"]
-SETTINGS = dict(zip(KEPT, KEPT, strict=True)) | {name: f"train.{name}" for name in TRAIN}
+Option = str | type | None
+"""The name of an option of a group of ``conf/``, or a class of your own; ``None`` is as if it were not given."""
+
+Place = str | Path | None
+
+Options = str | type | Sequence[str | type] | None
+Places = str | Path | Sequence[str | Path] | None
+"""One for all runs of a sweep, or several."""
+
+
+class SharedKeywords(TypedDict, total=False):
+    """The settings that all runs of a comparison may share."""
+
+    data: Option
+    protocol: Option
+    model: Option
+    engine: Option
+    aggregation: Option
+    privacy: Option
+    views: Option
+    experiment: str | None
+    tracker: Option
+    attack: Option
+    own_metric: Option
+    tuned: Place
+    resume: bool | None
+    overwrite: bool | None
+    rounds: int | None
+    epochs: int | None
+    batch_size: int | None
+    learning_rate: float | None
+    device: str | None
+
+
+class RunKeywords(SharedKeywords, total=False):
+    """The settings of one run."""
+
+    method: Option
+    seed: int | None
+    output: Place
+
+
+class SweepKeywords(TypedDict, total=False):
+    """The settings of a sweep: one value for all runs, or several with a run for each."""
+
+    method: Options
+    data: Options
+    protocol: Options
+    model: Options
+    engine: Option
+    aggregation: Options
+    privacy: Options
+    views: Options
+    experiment: str | Sequence[str] | None
+    tracker: Option
+    attack: Options
+    own_metric: Option
+    tuned: Places
+    seed: int | Sequence[int] | None
+    overwrite: bool | None
+    rounds: int | Sequence[int] | None
+    epochs: int | Sequence[int] | None
+    batch_size: int | Sequence[int] | None
+    learning_rate: float | Sequence[float] | None
+    device: str | None
+
+
+SETTINGS = {name: SHORT.get(name, name) for name in get_type_hints(RunKeywords)}
 """Keyword arguments, and the settings of ``conf/`` that they stand for."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def with_signature(keywords: type) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that names the keywords in a function's signature, where Python itself has ``**keywords``.
+
+    Args:
+        keywords: the ``TypedDict`` of the keywords.
+    """
+
+    def decorate(function: Decorated) -> Decorated:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[:-1]
+        for name, hint in get_type_hints(keywords).items():
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+        named: Any = function
+        named.__signature__ = signature.replace(parameters=parameters)
+        return function
+
+    return decorate
+
 
 WORD = re.compile(r"[A-Za-z_][\w.-]*")
 OTHER_WORDS = frozenset({"true", "false", "null", "nan", "inf"})

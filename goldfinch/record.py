@@ -428,12 +428,31 @@ def varying(runs: Sequence[RunRecord]) -> list[str]:
     keys: set[str] = set()
     for run in runs:
         keys.update(run.options)
+    options = [run.options for run in runs]
     counts: dict[str, int] = {}
     for key in keys:
-        count = len({repr(run.options.get(key)) for run in runs})
+        count = len({repr(each.get(key)) for each in having(key, options)})
         if count > 1:
             counts[key] = count
     return sorted(counts, key=lambda key: (-counts[key], key))
+
+
+def having(key: str, options: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the settings of the runs that are compared in a key.
+
+    If the runs differ in the class whose setting it is, only those that have it are compared: the class says already
+    that the others have none.
+
+    Args:
+        key: the key of a setting.
+        options: the settings of each run by their keys.
+    """
+    parts = key.split(".")
+    for end in range(1, len(parts)):
+        target = f"{'.'.join(parts[:end])}._target_"
+        if len({str(each.get(target)) for each in options}) > 1:
+            return [each for each in options if key in each]
+    return list(options)
 
 
 def setting_text(key: str, value: Any) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, ClassTotals
 from common.scores import score_row
-from goldfinch.overrides import check_reachable, overrides_of
+from goldfinch.overrides import RunKeywords, SweepKeywords, check_reachable, overrides_of, with_signature
 from server.run.history import reply_row
 from server.run.signals import terminable
 
@@ -319,7 +319,13 @@ class Run:
         return trained_model(self.folder, client=client, chosen=chosen)
 
 
-def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool = False, **keywords: Any) -> Run:
+@with_signature(RunKeywords)
+def run(
+    *overrides: str,
+    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    **keywords: Unpack[RunKeywords],
+) -> Run:
     """Train one run and return it.
 
     The function shows the progress and writes the same files in the same folder as ``goldfinch run``.
@@ -354,13 +360,14 @@ def run(*overrides: str, settings: Mapping[str, Any] | None = None, quiet: bool 
     return Run(chosen.output_folder)
 
 
+@with_signature(RunKeywords)
 def resume(
     folder: Path | str,
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
     quiet: bool = False,
     trust: bool = False,
-    **keywords: Any,
+    **keywords: Unpack[RunKeywords],
 ) -> Run:
     """Resume a run with its own configuration, and return it.
 
@@ -455,12 +462,13 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
     return Runs([Run(run.folder) for run in runs], [Run(run.folder) for run in left_out])
 
 
+@with_signature(SweepKeywords)
 def sweep(
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
     output: Path | str | None = None,
     jobs: int = 1,
-    **keywords: Any,
+    **keywords: Unpack[SweepKeywords],
 ) -> Runs:
     """Train one run for every combination of values, each in a process of its own, and return the runs.
 

@@ -190,7 +190,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 def test_the_workflow_runs_the_readme_s_command_and_hooks_are_make_lint_s() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
     job = workflow["jobs"]["test"]
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
     assert any(step.get("run", "").startswith("make test") for step in job["steps"])
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

@@ -6,10 +6,14 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
+from bench import census
 from bench.measure import ROOT, code_lines, imports_of, module_name, product
 
 MOST_LINES = 8_100
 """The most lines of code of the heart."""
+
+MOST_MODULES, MOST_NAMES = 30, 120
+"""The most files of the heart that goldfinch/ imports from, and the most names."""
 
 STARTS = ("server.run.conduct", "server.engines.inline", "server.engines.flower", "client.local")
 """Where a run begins: on the server, on each of the two engines, and on a client."""
@@ -102,3 +106,11 @@ def test_every_room_beside_has_files() -> None:
     for room, patterns in BESIDE.items():
         for pattern in patterns:
             assert any(re.fullmatch(pattern, module) for module in FILES), (room, pattern)
+
+
+def test_the_programme_knows_few_names_of_it() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in product()}
+    imported = census.imported(trees, ("goldfinch/",))
+    of_heart = {module: names for module, names in imported.items() if module in heart()}
+    assert 10 < len(of_heart) <= MOST_MODULES
+    assert 50 < len(census.names_of(of_heart)) <= MOST_NAMES

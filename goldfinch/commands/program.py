@@ -95,7 +95,7 @@ class Commands(CommandGroup):
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
-            message = str(error) or "stopped; the last complete round is kept: resume=true goes on"
+            message = str(error) or "stopped"
             print(f"\n{message}", file=sys.stderr)
             raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
         except (click.ClickException, click.exceptions.Exit, click.Abort):

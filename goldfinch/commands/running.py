@@ -19,13 +19,14 @@ from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
-from common.text import printable
+from common.text import printable, shell_line
 from common.wire.payload import Payload, cast_down, encoded_size
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
 from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
+from server.run.checkpoint import Checkpoints
 from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
 from server.run.events import count_lines
 from server.run.existing import Step, decide
@@ -81,14 +82,27 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     check_not_in_a_run(settings.output_folder)
     check_holds_no_runs(settings.output_folder)
     prepare_output(settings)
-    with watching(settings, quiet=quiet) as show:
-        if inline:
-            run_federation(settings, inline, [show])
-        elif engine == "ray":
-            run_on_ray(settings, [show], link)
-        else:
-            run_on_superlink(settings, [show])
+    try:
+        with watching(settings, quiet=quiet) as show:
+            if inline:
+                run_federation(settings, inline, [show])
+            elif engine == "ray":
+                run_on_ray(settings, [show], link)
+            else:
+                run_on_superlink(settings, [show])
+    except KeyboardInterrupt as error:
+        if str(error):
+            raise
+        raise type(error)(f"stopped; {what_is_kept(settings.output_folder)}") from None
     _warn_if_partial(settings.output_folder)
+
+
+def what_is_kept(folder: Path) -> str:
+    """Return what a stopped run's folder holds, and how to go on."""
+    rounds = Checkpoints(folder / "checkpoint").series.numbers()
+    if not rounds:
+        return "no round was complete, so nothing is kept: the same command with overwrite=true begins again"
+    return f"round {max(rounds)} is kept: {shell_line(['goldfinch', 'resume', folder])} goes on"
 
 
 def one_device(name: str) -> str:

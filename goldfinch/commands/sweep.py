@@ -277,7 +277,12 @@ def execute(
         count += f", {len(kept)} kept"
     for line in (count, *kept):
         say(line, soft_wrap=True)
-    return missing | _execute(waiting, jobs, console, rule, finished)
+    try:
+        return missing | _execute(waiting, jobs, console, rule, finished)
+    except KeyboardInterrupt as error:
+        if str(error):
+            raise
+        raise type(error)("stopped; finished runs are kept, and the same command does the others") from None
 
 
 def _execute(

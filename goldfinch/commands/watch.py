@@ -52,6 +52,8 @@ def watch(folder: Path, console: Console | None = None) -> None:
                 entries = tail.read()
         except KeyboardInterrupt as error:  # caught here, since the view would call the run interrupted
             interrupted = type(error)
+            if isinstance(show, LiveView):
+                show.state = "no longer watched"
     if interrupted:
         raise interrupted("no longer watching; the run is untouched")
 

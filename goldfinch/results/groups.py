@@ -407,10 +407,14 @@ def _label(rows: Sequence[ScoreRow[RunRecord]], name: Callable[[RunRecord], str]
     for method, namesakes in by_method.items():
         keys = varying([row.runs[0] for row in namesakes])
         keys = [key for key in keys if key not in SHOWN_IN_MARKS]
-        count = min(MAX_LABEL_SETTINGS, len(keys))
-        while count < len(keys) and len(set(_labels(namesakes, method, keys[:count]))) < len(namesakes):
-            count += 1
-        for row, label in zip(namesakes, _labels(namesakes, method, keys[:count]), strict=True):
+        labels = _labels(namesakes, method, keys[:MAX_LABEL_SETTINGS])
+        shown = keys[:MAX_LABEL_SETTINGS]
+        for key in keys[MAX_LABEL_SETTINGS:]:
+            longer = _labels(namesakes, method, [*shown, key])
+            if len(set(longer)) > len(set(labels)):  # a key that tells rows apart
+                shown.append(key)
+                labels = longer
+        for row, label in zip(namesakes, labels, strict=True):
             row.label = label
     by_label: dict[str, list[ScoreRow[RunRecord]]] = {}
     for row in rows:
@@ -450,7 +454,8 @@ def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str
     for row in rows:
         parts = [method]
         for key in keys:
-            parts.append(setting_text(key, row.runs[0].options.get(key)))
+            if key in row.runs[0].options:
+                parts.append(setting_text(key, row.runs[0].options[key]))
         label = ", ".join(parts)
         if row.marks:
             label += f" ({', '.join(row.marks)})"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from common.metrics import MEASURES, Measure, named_missing
-from goldfinch.record import setting_text
+from goldfinch.record import having, setting_text
 from goldfinch.results.seeds import Value
 from goldfinch.results.statistics import Difference, paired_difference, verdict_on
 
@@ -590,11 +590,10 @@ def setting_differences(options: Mapping[str, Mapping[str, Any]]) -> Differences
     for key in sorted(keys):
         if key == METHOD:
             continue
-        holders = list(options)
-        if key.startswith("method."):
-            holders = [label for label in options if key in options[label]]
-            if _is_in_the_labels(key, holders, options):
-                continue
+        compared = having(key, list(options.values()))
+        holders = [label for label, each in options.items() if each in compared]
+        if key.startswith("method.") and _is_in_the_labels(key, holders, options):
+            continue
         if len({repr(options[label].get(key)) for label in holders}) < 2:
             continue
         values: dict[str, list[str]] = {}

@@ -109,7 +109,7 @@ class Sheet:
         return str(frame.to_html(index=False, escape=False, border=0, header=any(self.heads)))
 
     def _latex(self) -> str:
-        r"""Return a ``table`` environment for the package booktabs. The notes are in its caption.
+        r"""Return a ``table`` environment for the package booktabs. The caption has the notes.
 
         A comment before it says what the preamble needs if not all of its text is Latin.
         """
@@ -117,8 +117,11 @@ class Sheet:
         caption = latex_text(" ".join(map(_sentence, filter(None, [self.title, *self.notes]))))
         columns = "l" + "r" * (len(self.heads) - 1)
         heads = [latex_text(head) for head in self.heads]
-        text = frame.to_latex(index=False, header=heads, escape=False, caption=caption, column_format=columns)
-        return preamble_comment(text) + str(text)
+        name = re.sub(r"[^a-z0-9]+", "-", self.title.partition(":")[0].lower()).strip("-")
+        options = {"caption": caption, "label": f"tab:{name or 'scores'}", "column_format": columns}
+        text = str(frame.to_latex(index=False, header=heads, escape=False, **options))
+        text = text.replace("\\begin{table}\n", "\\begin{table}\n\\centering\n", 1)
+        return preamble_comment(text) + text
 
     def _formatted(self, of_text: Any, bold: str) -> list[list[str]]:
         """Return the rows with every text passed through ``of_text`` and those in bold through the format ``bold``."""

@@ -17,7 +17,7 @@ from common.choices import folder_options
 from common.errors import ConfigError, EngineError, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
-from common.text import shell_line
+from common.text import counted, shell_line
 from common.versions import code_sha256
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
@@ -141,7 +141,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     studies = studies_of(entrants, request)
     budget = {study.entrant.method: study.budget for study in studies}
     for name, trials in budget.items():
-        say(f"{name}: {request.rules.studies} studies of {trials} trials")
+        say(f"{name}: {counted(request.rules.studies, 'study', 'studies')} of {counted(trials, 'trial')}")
     with _continuable(), database_errors():
         shared = _opened(studies, request)
         if jobs > 1:
@@ -387,9 +387,7 @@ def _continuable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if not error.args:
-            error.args = ("stopped; the same command continues the comparison",)
-        raise
+        raise type(error)("stopped; the same command continues the comparison") from None
 
 
 def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str]) -> str:
@@ -399,13 +397,14 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
     attack = attack_text(settings.raw)
     if attack:
         weighting += f", under attack: {attack}"
+    tuned = f"{counted(rules.studies, 'study', 'studies')} of {counted(rules.trials, 'trial')}"
     lines = [
         f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
         "",
         f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
-        f"{settings.train.rounds} rounds. Each method has {rules.studies} studies of {rules.trials} trials for each "
-        f"searched setting, by validation on {settings.protocol.validation:g} of each client's training samples. "
+        f"{settings.train.rounds} rounds. Each method has {tuned} for each searched setting, by "
+        f"validation on {settings.protocol.validation:g} of each client's training samples. "
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
         f"last round, mean over domains: {OVER_STUDIES}. [a, b] is the 95 % interval of a difference, paired by study "
         "(Student's t).",

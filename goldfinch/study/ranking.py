@@ -235,8 +235,8 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
     """Return what a study came to as one run.
 
     The score is the mean over the study's final runs, and then over the domains that were left out in turn. The lowest
-    accuracy of a domain is taken for each seed, and then the mean over seeds. A study is at chance if one of its final
-    runs is.
+    accuracy of a domain is taken for each seed, and then the mean over seeds. A study is at chance if all of its final
+    runs are.
 
     Args:
         number: the study's number.
@@ -267,7 +267,7 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
         code=" and ".join(dict.fromkeys(run.code for run in runs)),
         processor=" and ".join(dict.fromkeys(run.processor for run in runs)),
         state_sha256=" ".join(states) if all(states) else None,
-        at_chance=any(run.at_chance for run in runs),
+        at_chance=all(run.at_chance for run in runs),
         rounds_done=runs[0].rounds,
         traffic=round(statistics.fmean([run.bytes for run in runs])),
     )

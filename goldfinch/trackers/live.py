@@ -151,7 +151,7 @@ class LiveView:
         elif name == COUNTS_LESS_EVENT:
             self.counting_less += 1
         elif name == "stopped":
-            self.state = "stopped; resume=true goes on"
+            self.state = "stopped"
         if name in NOT_NOTED:
             return
         line = describe(name, entry, self.total)

@@ -31,6 +31,8 @@ INDENTED = re.compile(r"^    (goldfinch .*)$", re.MULTILINE)
 SPAN = re.compile(r"`(goldfinch [a-z-]+(?: [^`]*)?|flwr run [^`]*)`")
 COMMAND = re.compile(r"(?:^|\s)((?:goldfinch|flwr run) .*)")
 
+ERROR = re.compile(r"^\$ (goldfinch .*)\n(error: .*)$", re.MULTILINE)
+
 VARIABLE = re.compile(r'^([A-Z][A-Z0-9]*)="?(.*?)"?$', re.MULTILINE)
 
 NOT_WHOLE = ("...", "KEY=", "=ID", "NAME=", "TABLE", "$change", "goldfinch program")
@@ -41,8 +43,8 @@ NOT_HERE = ("goldfinch import", "--methods fedavg,fedproto,fpl,warm_fpl")
 
 NOT_COMPOSED = {
     "tuned=outputs": "a file that the command before it writes; tests/study/test_compare.py runs both",
-    "lr=0.1": "the page shows the error that it gives",
-    "train.round=5": "the page shows the error that it gives",
+    "lr=0.1": "test_the_errors_of_the_pages_are_those_that_are_printed runs it",
+    "train.round=5": "likewise",
     "data.path=scans.csv": "a table of the reader's own; tests/data/test_table.py makes such",
     "engine.connection=NAME": "a connection of the reader's own; tests/engines/test_processes.py makes one",
 }
@@ -167,3 +169,20 @@ def test_commands_of_the_pages_are_found() -> None:
     assert any(line.startswith("flwr run") and "--run-config" in line for line in SHOWN)
     for part in NOT_COMPOSED:
         assert any(part in line for line in SHOWN), f"no page shows {part} any more: take it out of NOT_COMPOSED"
+
+
+def errors() -> list[tuple[str, str]]:
+    """The commands of the pages that fail, with what they print."""
+    found: list[tuple[str, str]] = []
+    for page in PAGES:
+        found += ERROR.findall(page.read_text())
+    return found
+
+
+@pytest.mark.parametrize(("line", "printed"), errors(), ids=[line for line, _ in errors()])
+def test_the_errors_of_the_pages_are_those_that_are_printed(
+    line: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert goldfinch.cli.main(shlex.split(line)[1:]) == 1
+    expected = ".*".join(map(re.escape, printed.split("...")))
+    assert re.fullmatch(expected, capsys.readouterr().err.strip(), re.DOTALL)

@@ -19,9 +19,10 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from support.simulations import simulation
 
 from common.errors import ConfigError
-from common.overrides import CONFIGURATION, RUN_CONFIG, overrides_in, split_overrides
+from common.overrides import CONFIGURATION, RUN_CONFIG, overrides_in, parse_overrides, split_overrides
 from common.settings import load_settings, settings_in
 from common.versions import code_files
+from goldfinch.overrides import overrides_of
 from server.app import app
 from server.flower.processes import flower_environment, program
 from server.flower.submit import remote_configuration
@@ -38,6 +39,17 @@ def test_plain_keys_are_settings_and_overrides_win(tmp_path: Path) -> None:
     assert (settings.train.rounds, settings.train.epochs, settings.train.learning_rate) == (7, 2, 0.05)
     assert settings.output_folder == place
     assert load_settings(split_overrides(overrides_in(dict.fromkeys(RUN_CONFIG, "")))) == load_settings()
+
+
+def test_short_settings_are_the_same_in_all_three_places() -> None:
+    given = {"rounds": 5, "epochs": 2, "learning_rate": 0.05}
+    line = load_settings(["rounds=5", "epochs=2", "learning_rate=0.05"])
+    assert load_settings(overrides_of(None, given)) == line
+    assert load_settings(split_overrides(overrides_in({"rounds": 5, "epochs": 2, "learning-rate": 0.05}))) == line
+    assert (line.train.rounds, line.train.epochs, line.train.learning_rate) == (5, 2, 0.05)
+    assert load_settings(["rounds=guarded", "rounds=5"]).rounds == load_settings(["rounds=guarded"]).rounds
+    assert parse_overrides(["rounds=1,2"])[0].key == "train.rounds"
+    assert parse_overrides(["rounds=default,guarded"])[0].key == "rounds"
 
 
 def test_a_composed_configuration_is_the_same_run_without_being_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,8 @@ def test_latex_says_what_text_beyond_latin_needs(
 def test_latin_text_needs_nothing() -> None:
     text = table_text(group_runs([entry(50.0, method="Müller, Łódź… 50 %_±")]), "final", "latex")
     assert text.startswith(r"\begin{table}")
+    assert r"\centering" in text
+    assert r"\label{tab:" in text
 
 
 def copied(folder: Path, target: Path, seed: int, **protocol: int) -> Path:

@@ -15,7 +15,7 @@ from goldfinch.record import RunRecord
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import best_row, setting_differences
+from goldfinch.results.rows import best_row, differences_note, setting_differences
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
@@ -90,7 +90,7 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
     groups = all_groups([*seeds_of("fpl", 50.0, 51.0), entry(1.0, **{"method.temperature": 2}), entry(2.0, 0, "moon")])
     rename(groups, ["fpl=FPL (ours)", "moon=MOON"])
     labels = [group.label for group in groups]
-    assert labels[0].startswith("FPL (ours), temperature=None")
+    assert labels[0].startswith("FPL (ours)")
     assert labels[1].startswith("FPL (ours), temperature=2")
     with pytest.raises(ConfigError, match="did you mean 'MOON'"):
         rename(groups, ["MOOM=x"])
@@ -113,6 +113,23 @@ def test_rows_of_one_method_are_called_by_what_differs_between_them() -> None:
         "fpl, aggregation=Mean, temperature=0.02",
         "fpl, aggregation=Median, temperature=0.5",
     ]
+
+
+def test_a_class_says_that_others_lack_its_settings() -> None:
+    plain = {"privacy._target_": "common.privacy.NoPrivacy"}
+    private = {"privacy._target_": "common.privacy.GaussianPrivacy", "privacy.clip": 1.0}
+    other = {**private, "privacy.clip": 2.0}
+    two = all_groups([entry(50.0, **plain), entry(51.0, **private)])
+    assert [row.label for row in two] == ["fpl, privacy=NoPrivacy", "fpl, privacy=GaussianPrivacy"]
+    three = all_groups([entry(50.0, **plain), entry(51.0, **private), entry(52.0, **other)])
+    assert [row.label for row in three] == [
+        "fpl, privacy=NoPrivacy",
+        "fpl, privacy=GaussianPrivacy, clip=1",
+        "fpl, privacy=GaussianPrivacy, clip=2",
+    ]
+    assert "privacy.clip 1 (fpl, privacy=GaussianPrivacy, clip=1), 2 (" in differences_note(
+        setting_differences({row.label: row.runs[0].options for row in three})
+    )
 
 
 def test_labels_of_rows_with_many_differences_are_different() -> None:

@@ -102,7 +102,7 @@ def test_the_page_has_the_command_and_each_method(compared: Path) -> None:
     text = (compared / "compare.md").read_text()
     assert "`goldfinch compare --methods fedavg,fedproto data=glyphs" in text
     assert text.count("| fedproto ") == 1
-    assert "2 studies of 2 trials for each searched setting" in text
+    assert "two studies of two trials for each searched setting" in text
     assert "best" not in text
 
 
