@@ -263,7 +263,8 @@ class LocalExchange:
         self.model.train()
         epochs = 0
         steps = 0
-        losses: dict[str, float] = {}
+        taken = 0
+        totals: dict[str, Tensor] = {}
         sums: ClassSums | None = None
         phases = self.method.phases(self.train.epochs)
         total = sum(phase.epochs for phase in phases)
@@ -273,9 +274,10 @@ class LocalExchange:
                 epochs += 1
                 if epochs == total and self.method.prototypes_from == "last_epoch_running":
                     sums = ClassSums(self.class_count, self.feature_size, self.device)
-                losses, taken = self._epoch(epochs, sums)
+                totals, taken = self._epoch(epochs, sums)
                 steps += taken
         self.model.requires_grad_(True)
+        losses = {name: float(total) / max(taken, 1) for name, total in totals.items()}  # of the last epoch
         return Trained(self._prototypes(sums), steps, losses)
 
     def _prepare(self, phase: Phase) -> None:
@@ -294,7 +296,8 @@ class LocalExchange:
             )
         self.optimizer = self.make_optimizer(trained)
 
-    def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, float], int]:
+    def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, Tensor], int]:
+        """Train one epoch, and return the sum of each loss term over its steps, on the device, and the steps."""
         totals: dict[str, Tensor] = {}
         steps = 0
         for position, (images, labels) in enumerate(self.batches("epoch", epoch)):
@@ -306,8 +309,7 @@ class LocalExchange:
             if sums is not None and self._first_batch is not None:
                 originals = len(labels) // self.views
                 sums.add(self._first_batch.features[:originals], labels[:originals])
-        means = {name: float(value) / max(steps, 1) for name, value in totals.items()}
-        return means, steps
+        return totals, steps
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one epoch with their views; the order is keyed by (seed, purpose, round, client)."""
