@@ -68,6 +68,8 @@ def shell_line(words: Iterable[object]) -> str:
 
 def _shell_word(word: str) -> str:
     if word.isprintable():
+        if "'" in word and not re.search(r'["$`\\!]', word):
+            return f'"{word}"'
         return shlex.quote(word)
     shown = ""
     for letter in word:

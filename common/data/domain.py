@@ -116,7 +116,9 @@ class DataSource(ABC):
 
         With such a setting there is no differential privacy: the number of scored images would tell of training images.
         """
-        return ""
+        if self.on_duplicates == "warn":
+            return ""
+        return f"data.duplicates={self.on_duplicates}"
 
     @property
     def grouped(self) -> bool:

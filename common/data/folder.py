@@ -23,7 +23,7 @@ from common.data.layouts import (
     roles_of,
     with_images,
 )
-from common.data.names import name_key, split_of, unfit
+from common.data.names import split_of, unfit
 from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
@@ -99,9 +99,12 @@ class Folder(OwnImages):
                 if roles := roles_of(place.relative_to(root).parts, self.path):
                     self._check_names(place, root, self.path)
                     names.add(roles["domain"])
-            return tuple(sorted(names)) or tuple(folder.name for folder in found)
+            if names:
+                return tuple(sorted(names))
         for folder in found:
             check_name("domain", folder, root)
+        if self.path:
+            return tuple(folder.name for folder in found)
         _warn_of(root, not_read(root, deep=False))
         if loose := loose_images(root):
             _warn_of(root, [f"{len(loose)} images in no folder of a domain, such as {loose[0].name}"])
@@ -186,12 +189,7 @@ class Folder(OwnImages):
         (root,) = search_roots(self, ())
         if (root / domain).is_dir() or not (root.name == domain or self._is_a_domain(root)):
             return self.directory(domain)
-        for other in self.domains:
-            if other != domain and name_key(other) == name_key(root.name):
-                raise DataError(
-                    f"folder: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
-                    f"{domain!r}, or {root.parent} with {domain!r} in it"
-                )
+        self.check_own(root, domain)
         return root
 
     def _is_a_domain(self, root: Path) -> bool:

@@ -77,7 +77,7 @@ MAX_LISTED = 20
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 4  # raise when decoding changes
+_VERSION = 5  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -140,31 +140,6 @@ def image_files(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def class_folders(
-    directory: Path, class_names: Sequence[str], aliases: Mapping[str, Sequence[str]]
-) -> list[tuple[Path, int]]:
-    """Return the image files of a published set's class folders with their labels, by class, then by file name.
-
-    Args:
-        directory: holds one folder per class. Case and separators of names are ignored.
-        class_names: the label is the index into them.
-        aliases: other names that the folder of a class may have.
-
-    Raises:
-        DataError: a class folder is missing or empty, or several folders are of one class.
-    """
-    found: list[tuple[Path, int]] = []
-    for label, name in enumerate(class_names):
-        folder = subdirectory(directory, (name, *aliases.get(name, ())))
-        if folder is None:
-            raise DataError(f"class folder {directory / name} is missing; put that class's images there")
-        files = image_files(folder)
-        if not files:
-            raise DataError(f"class folder {folder} has no images; put that class's images there")
-        found += [(path, label) for path in files]
-    return found
-
-
 def without_duplicates(
     test: Sequence[tuple[Path, int]], train: Sequence[tuple[Path, int]], base: Path
 ) -> list[tuple[Path, int]]:
@@ -177,28 +152,17 @@ def without_duplicates(
     """
     check_within([path for path, _ in (*train, *test)], base)
     by_length: dict[int, list[Path]] = {}
-    for path, _ in train:
-        by_length.setdefault(_length(path), []).append(path)
     kept: list[tuple[Path, int]] = []
-    for path, label in test:
-        same_length = by_length.get(_length(path), [])
-        if not any(_content(path) == _content(other) for other in same_length):
-            kept.append((path, label))
+    try:
+        for path, _ in train:
+            by_length.setdefault(path.stat().st_size, []).append(path)
+        for path, label in test:
+            same_length = by_length.get(path.stat().st_size, [])
+            if not any(path.read_bytes() == other.read_bytes() for other in same_length):
+                kept.append((path, label))
+    except OSError as error:
+        raise DataError(f"image {error.filename} cannot be read ({error.strerror}); restore it or unlist it") from error
     return kept
-
-
-def _length(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"image {path} cannot be read ({error.strerror}); restore it or unlist it") from error
 
 
 @dataclass(frozen=True)

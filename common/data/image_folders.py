@@ -11,13 +11,7 @@ from torch import Tensor
 from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, Duplicates, search_roots
-from common.data.image_files import (
-    Reading,
-    class_folders,
-    decode_files,
-    subdirectory,
-    without_duplicates,
-)
+from common.data.image_files import Reading, decode_files, image_files, subdirectory, without_duplicates
 from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
@@ -66,11 +60,6 @@ class ImageFolders(DataSource):
     def class_names(self) -> tuple[str, ...]:
         """``known_classes``."""
         return self.known_classes
-
-    @property
-    def test_follows_training(self) -> str:
-        """See :meth:`DataSource.test_follows_training`."""
-        return dropping(self.duplicates)
 
     @property
     def on_duplicates(self) -> Duplicates:
@@ -232,7 +221,13 @@ class ImageFolders(DataSource):
         if self.split == "lists":
             train_list, test_list = self.lists(directory, domain)
             return self._listed(directory, domain, train_list), self._listed(directory, domain, test_list)
-        files = class_folders(directory, self.class_names, self.class_aliases)
+        files: Files = []
+        for label, name in enumerate(self.class_names):
+            folder = subdirectory(directory, self._class_names(name)) or directory / name
+            found = image_files(folder)
+            if not found:
+                raise DataError(f"class folder {folder} has no images; put that class's images there")
+            files += [(path, label) for path in found]
         if self.split == "index_rule":
             return index_rule(files)
         return per_class_fraction(files, self.train_fraction, self.rounding)
@@ -278,13 +273,6 @@ def list_advice(line: str) -> str:
     if found := SEPARATED.search(line):
         return f": put a space between file and label, not {found[1]!r}"
     return ""
-
-
-def dropping(duplicates: Duplicates) -> str:
-    """Return the setting that drops or refuses test images for being training images; empty if it only warns."""
-    if duplicates == "warn":
-        return ""
-    return f"data.duplicates={duplicates}"
 
 
 def read_images(

@@ -323,11 +323,15 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
         return f"make a folder for each domain in {root}, in it one for each class, and move them there"
     usual = [place for place in places if len(place) == most]
     patterns = ["domain/split/class", "domain/class"]
-    if has_parts(root):
-        patterns = ["split/class"]
     if in_use:
         patterns = [in_use]
+    elif has_parts(root):
+        patterns = ["split/class"]
+        usual = [place for place in usual if split_of(place[0])] or usual
     odd = sorted(place for place in places if not any(roles_of(place, pattern) for pattern in patterns))
+    if not odd:  # a class or a domain has the name of a split
+        patterns = [pattern for pattern in patterns if any(roles_of(place, pattern) for place in usual)]
+        odd = sorted(place for place in places if len(place) != most)
     if 2 * sum(place not in odd for place in usual) > len(usual):
         return "; ".join(dict.fromkeys(_put_right(place, usual, root, patterns) for place in odd[:MAX_FOUND]))
     ways: list[str] = []
@@ -363,23 +367,26 @@ def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
 
 
 def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return what the levels of folders may be, the likeliest first."""
+    """Return what the levels of folders may be, the likeliest first; last, that words of splits are names."""
     levels = range(len(places[0]))
-    splits = [level for level in levels if all(split_of(place[level]) for place in places)][:1]
-    others = [level for level in levels if level not in splits]
-    telling: list[int] = []
-    for level in others:
-        above = {tuple(place[:level]) for place in places}
-        if len({tuple(place[: level + 1]) for place in places}) > len(above):
-            telling.append(level)
+    splits = [level for level in levels if all(split_of(place[level]) for place in places)]
+    ranked: list[tuple[bool, int, list[str]]] = []
+    for split in [*splits, None]:
+        others = [level for level in levels if level != split]
+        telling: list[int] = []
+        for level in others:
+            above = {tuple(place[:level]) for place in places}
+            if len({tuple(place[: level + 1]) for place in places}) > len(above):
+                telling.append(level)
+        pairs = [*combinations(telling, 2), *combinations(others, 2), *((None, level) for level in telling or others)]
+        for rank, (domain, label) in enumerate(pairs):
+            named: dict[int | None, str] = {split: "split", domain: "domain", label: "class"}
+            roles = [named.get(level, ANY) for level in levels]
+            while roles[-2:] == [ANY, ANY]:
+                roles.pop()
+            ranked.append((split is None, rank, roles))
     found: list[list[str]] = []
-    pairs = [*combinations(telling, 2), *combinations(others, 2), *((None, level) for level in telling or others)]
-    for domain, label in pairs:
-        named: dict[int | None, str] = {domain: "domain", label: "class"}
-        named.update(dict.fromkeys(splits, "split"))
-        roles = [named.get(level, ANY) for level in levels]
-        while roles[-2:] == [ANY, ANY]:
-            roles.pop()
+    for _, _, roles in sorted(ranked, key=lambda each: each[:2]):
         if roles not in found:
             found.append(roles)
     return found

@@ -1,13 +1,14 @@
 """What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from common.config import Count, Fraction, Names, check, checked
 from common.data.domain import DataSource, Duplicates
 from common.data.image_files import Reading, Resize
-from common.data.image_folders import Files, dropping, per_class_fraction
-from common.data.names import coinciding, split_of
+from common.data.image_folders import Files, per_class_fraction
+from common.data.names import coinciding, name_key, split_of
 from common.errors import DataError, nearest
 from common.text import warn_once
 
@@ -63,7 +64,7 @@ class OwnImages(DataSource):
         """See :meth:`DataSource.test_follows_training`."""
         if self.broken == "skip":
             return "data.broken=skip"
-        return dropping(self.duplicates)
+        return super().test_follows_training
 
     @property
     def on_duplicates(self) -> Duplicates:
@@ -92,6 +93,19 @@ class OwnImages(DataSource):
                 "space, hyphens and underscores"
             )
         return tuple(sorted(found))
+
+    def check_own(self, root: Path, domain: str) -> None:
+        """Check that a device's folder is not named after another domain than the one that it is read as.
+
+        Raises:
+            DataError: it is.
+        """
+        for other in self.domains:
+            if other != domain and name_key(other) == name_key(root.name):
+                raise DataError(
+                    f"{self.name}: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
+                    f"{domain!r}, or {root.parent} with {domain!r} in it"
+                )
 
     def label_of(self, name: str, place: object) -> int:
         """Return the label of a class name that was read from ``place``.

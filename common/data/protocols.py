@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
@@ -197,10 +197,7 @@ class LeaveOut(OneClientPerDomain):
         Raises:
             ConfigError: a name is not a domain of ``data``, or no domain is left to train on.
         """
-        for domain in self.leave_out:
-            if domain not in data.domains:
-                close = nearest(domain, data.domains)
-                raise ConfigError(f"protocol.leave_out: {domain!r} is not in data.domains of {data.name}; {close}")
+        _check_known("protocol.leave_out", self.leave_out, data)
         chosen = self.leave_out or data.domains[-1:]
         if len(chosen) == len(data.domains):
             raise ConfigError(f"protocol.leave_out: no domain is left to train on besides {', '.join(chosen)}")
@@ -250,10 +247,7 @@ class Allocation(Protocol):
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
         """Return ``counts[domain]`` clients for each domain."""
-        for domain in {**self.counts, **self.fractions}:
-            if domain not in data.domains:
-                close = nearest(domain, data.domains)
-                raise ConfigError(f"protocol: {domain!r} is not in data.domains of {data.name}; {close}")
+        _check_known("protocol", {**self.counts, **self.fractions}, data)
         found: list[ClientSpec] = []
         for name in data.domains:
             for index in range(self.counts.get(name, 0)):
@@ -314,9 +308,8 @@ class Dirichlet(Protocol):
         Raises:
             ConfigError: ``domain`` is not a domain of ``data``.
         """
-        if self.domain is not None and self.domain not in data.domains:
-            close = nearest(self.domain, data.domains)
-            raise ConfigError(f"protocol.domain: {self.domain!r} is not in data.domains of {data.name}; {close}")
+        if self.domain is not None:
+            _check_known("protocol.domain", [self.domain], data)
         return self.domain or data.domains[0]
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
@@ -435,6 +428,13 @@ class Skewed(Protocol):
                 "raise protocol.classes_each or protocol.samples, or lower protocol.least"
             )
         return cuts
+
+
+def _check_known(setting: str, names: Iterable[str], data: DataSource) -> None:
+    for name in names:
+        if name not in data.domains:
+            close = nearest(name, data.domains)
+            raise ConfigError(f"{setting}: {name!r} is not in data.domains of {data.name}; {close}")
 
 
 def _check_enough(domain: Domain, available: int, clients: int, least: int) -> None:

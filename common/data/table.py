@@ -16,17 +16,14 @@ from common.data.image_files import decode_each, kept_images, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
 from common.data.names import NO, YES, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
-from common.data.table_files import HUB_NAME, MAX_CELL, Columns, Row, is_table, sites_in
+from common.data.table_files import HUB_NAME, MAX_ABOVE, MAX_CELL, Columns, Row, is_table, sites_in
 from common.data.table_process import OpenTable, encoded_images, open_table
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
 from common.regular_files import check_within
 from common.text import shell_line, warn_once
 
-MAX_ABOVE = 5
-"""Folders above a table that its paths may be relative to."""
-
-_VERSION = 1  # raise when decoding changes
+_VERSION = 2  # raise when decoding changes
 
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""
@@ -221,7 +218,7 @@ class Table(OwnImages):
     def _read_from(self, domain: str, *, own: bool) -> Domain:
         table = self._table_of(domain)
         if own and not table.columns.domain and self._is_shared():
-            self._check_name(domain)
+            self.check_own(Path(self.root or ""), domain)
         places = Places(table, Path(self.root or ""))
         every: dict[str, Files] = {}
         groups: dict[Path, str] = {}
@@ -256,16 +253,6 @@ class Table(OwnImages):
             test = without_duplicates(test, train, base)
         self.check_parts(domain, table.name, train, test)
         return read_images(domain, train, test, self.image_size, base, self.reading)
-
-    def _check_name(self, domain: str) -> None:
-        """Check that a device's folder is not named after another domain."""
-        root = Path(self.root or "")
-        for other in self.domains:
-            if other != domain and name_key(other) == name_key(root.name):
-                raise DataError(
-                    f"table: {root} is the folder of {other}, and {domain!r} is wanted: give the folder of "
-                    f"{domain!r}, or {root.parent} with {domain!r} in it"
-                )
 
     def _decoded(self, domain: str, table: OpenTable, train: Files, test: Files) -> Domain:
         """Return a domain whose images are in its table."""
@@ -376,7 +363,7 @@ class Places:
     def _relative_to(self, place: str) -> str:
         """Return what helps if the path of an image is relative to another folder than that of its table."""
         table = Path(self.table.name)
-        for above in table.parents[1:MAX_ABOVE]:
+        for above in table.parents[1 : MAX_ABOVE + 1]:
             if (above / place).exists():
                 return f"its paths are relative to {above}: {_at(table, above)}"
         for inside in sorted(path for path in table.parent.iterdir() if path.is_dir()):

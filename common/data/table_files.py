@@ -28,7 +28,7 @@ from common.errors import DataError, GoldfinchError, nearest, some_of
 from common.extras import hugging_face_datasets, libraries_of
 from common.overrides import written_override
 from common.regular_files import check_regular, check_within, read_small
-from common.text import printable, shell_line, warn_once
+from common.text import counted, printable, shell_line, warn_once
 
 if TYPE_CHECKING:
     import pyarrow
@@ -87,6 +87,9 @@ MAX_VALUES, MAX_NUMBERS = 10_000, 10
 
 MAX_SHOWN = 5
 """Names in one message."""
+
+MAX_ABOVE = 5
+"""Folders above a table that its paths may be relative to."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/(?!.*\.(csv|tsv|txt|parquet|pq)$)[A-Za-z0-9][\w.-]*")
 """A name of the Hub; a missing file of a known suffix is none."""
@@ -163,13 +166,19 @@ class Cells:
 
 
 def is_path(cell: str, base: Path) -> bool:
-    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there."""
+    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there.
+
+    A path of several parts is also looked for from the folders above.
+    """
     place = PurePosixPath(cell.replace("\\", "/"))
     if place.suffix.lower() in SUFFIXES:
         return True
+    if not 0 < len(cell) < 256:
+        return False
+    above = list(base.parents)[:MAX_ABOVE] if len(place.parts) > 1 else []
     try:
-        return 0 < len(cell) < 256 and (base / place).is_file()
-    except (OSError, ValueError):
+        return any((folder / place).is_file() for folder in (base, *above))
+    except (OSError, ValueError):  # a name that is too long for the disk, or a NUL
         return False
 
 
@@ -182,12 +191,14 @@ class TablePart:
         files: the files, in order.
         kind: ``separated``, ``parquet`` or ``arrow``.
         described: the columns as a saved set's own record has them; ``None`` if there is none.
+        form: how the text file is written; ``None`` of other kinds.
     """
 
     split: str
     files: tuple[Path, ...]
     kind: str
     described: Mapping[str, Any] | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True)
@@ -403,10 +414,12 @@ def parts_of(place: Path | str, domain: str) -> tuple[TablePart, ...]:
         )
     parts: list[TablePart] = []
     for word, files_of in by_split.items():
-        kind = "separated"
+        kind, form = "separated", None
         if files_of[0].suffix.lower() in PARQUET:
             kind = "parquet"
-        parts.append(TablePart(word, tuple(files_of), kind))
+        else:
+            form = _form(files_of[0])
+        parts.append(TablePart(word, tuple(files_of), kind, form=form))
     return tuple(parts)
 
 
@@ -593,7 +606,7 @@ def _form(path: Path) -> Form:
     if re.fullmatch(r"sep=.\s*", lines[0] if lines else "", re.IGNORECASE):
         above, separators = 1, [lines[0][4]]
     separator = max(separators, key=lambda each: _fit(lines[above:], each, path))
-    while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines, above, separator)):
+    while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines[above:], separator, path)):
         above += 1
     rows = [row for row in _cells(lines[above:], separator) if row]
     columns = rows[0] if rows else []
@@ -606,7 +619,7 @@ def _form(path: Path) -> Form:
         )
     else:
         if above:
-            warn_once(f"table: {path}: the first {above} lines are not read")
+            warn_once(f"table: {path}: not read above its header: {counted(above, 'line')}")
         above += 1 + sum(1 for _ in itertools.takewhile(lambda line: not line.strip(), lines[above:]))
     if separator != ",":
         warn_once(f"table: {path}: its columns are separated by {SEPARATORS.get(separator, repr(separator))}")
@@ -633,17 +646,16 @@ def _fit(lines: Sequence[str], separator: str, path: Path) -> tuple[bool, float]
     return 2 * with_path >= len(rows) - 1, count / len(rows)
 
 
-def _is_comment(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line begins with # and has other cells than the last line."""
-    if not lines[number].startswith("#"):
+def _is_comment(lines: Sequence[str], separator: str, path: Path) -> bool:
+    """Return whether the first line begins with # and is no header: the next one is, or it has other cells."""
+    if not lines[0].startswith("#"):
         return False
-    first, last = list(_cells([lines[number], lines[-1]], separator))[:2]
-    return len(first) != len(last)
+    first, following, last = list(_cells([lines[0], lines[1], lines[-1]], separator))
+    return len(first) != len(last) or not any(is_path(cell, path.parent) for cell in following)
 
 
-def _lines(path: Path) -> Iterator[list[str]]:
+def _lines(path: Path, form: Form) -> Iterator[list[str]]:
     """Yield the rows of a text file."""
-    form = _form(path)
     count = len(form.columns)
     with path.open(encoding="utf-8-sig", newline="") as stream:
         for _ in range(form.above):
@@ -653,20 +665,18 @@ def _lines(path: Path) -> Iterator[list[str]]:
             if not row:
                 continue
             number += 1
+            if len(row) == count:
+                yield row
+                continue
+            advice = f"give it a cell for each of {', '.join(map(printable, form.columns))}"
             if len(row) > count:
                 fixed = io.StringIO()
                 writer = csv.writer(fixed, delimiter=form.separator, quoting=csv.QUOTE_MINIMAL, lineterminator="")
                 writer.writerow([*row[: count - 1], form.separator.join(row[count - 1 :])])
-                raise DataError(
-                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; write a cell "
-                    f"that holds the separator in quotes: {printable(fixed.getvalue())[:200]}"
-                )
-            if len(row) < count:
-                raise DataError(
-                    f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; give it a cell "
-                    f"for each of {', '.join(map(printable, form.columns))}"
-                )
-            yield row
+                advice = f"write a cell that holds the separator in quotes: {printable(fixed.getvalue())[:200]}"
+            raise DataError(
+                f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; {advice}"
+            )
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -689,8 +699,8 @@ def _parquet_file(path: Path) -> Any:
 
 def _kinds(part: TablePart) -> Mapping[str, ColumnKind]:
     """Return the columns of a part."""
-    if part.kind == "separated":
-        columns = _form(part.files[0]).columns
+    if part.form is not None:
+        columns = part.form.columns
         for name, count in Counter(columns).items():
             if count > 1:
                 raise DataError(f"table: {part.files[0]} has {count} columns {name!r}; rename all but one")
@@ -951,18 +961,17 @@ def _cell_batches(
     part: TablePart, names: Sequence[str], classes: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[dict[str, list[str]], int, int]]:
     """Yield the cells of columns of a part as texts, some rows at a time, with the rows and those before them."""
-    if part.kind != "separated":
+    if part.form is None:
         for batch, read in _batches(part, names):
             yield {name: _texts(batch[name], name, classes.get(name, ())) for name in names}, batch.num_rows, read
         return
     read = 0
-    for path in part.files:
-        places = [(name, _form(path).columns.index(name)) for name in names]
-        lines = _lines(path)
-        while rows := list(itertools.islice(lines, BATCH)):
-            _check_rows(path, read + len(rows))
-            yield {name: [_checked(row[place], name) for row in rows] for name, place in places}, len(rows), read
-            read += len(rows)
+    places = [(name, part.form.columns.index(name)) for name in names]
+    lines = _lines(part.files[0], part.form)
+    while rows := list(itertools.islice(lines, BATCH)):
+        _check_rows(part.files[0], read + len(rows))
+        yield {name: [_checked(row[place], name) for row in rows] for name, place in places}, len(rows), read
+        read += len(rows)
 
 
 def _checked(cell: str, name: str) -> str:

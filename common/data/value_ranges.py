@@ -237,7 +237,10 @@ def check_remarks(remarks: Sequence[Remark], value_range: Sequence[float]) -> st
             smallest = HALF_SPAN
     weak = span < smallest
     if not lost and not weak:
-        return ""
+        blank = [remark for remark in varied if remark.values.nothing is not None]
+        if not blank:
+            return ""
+        return f"{len(blank):,} of {len(remarks):,} images have pixels without a measurement: {_described(blank[0])}"
     shown = lost or varied
     message = f"{len(shown):,} of {len(remarks):,} images {_loss(span, bool(lost))}: {_described(shown[0])}; "
     message += _remedy(shown, value_range, span)

@@ -472,11 +472,15 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
                 yield show
 
 
+HEARD = ("common.data", "common.text")
+"""Loggers of warnings for the user: of the cache of data, and of :func:`~common.text.warn_once`."""
+
+
 @contextlib.contextmanager
 def logging_to_file(settings: RunSettings, *, quiet: bool) -> Iterator[None]:
     """Send log records and Python warnings to ``logs/goldfinch.log`` within the block.
 
-    Warnings about the user's data and cache are shown on the terminal as well.
+    What :data:`HEARD` warns of is shown on the terminal as well.
 
     Args:
         settings: the run's settings.
@@ -497,15 +501,16 @@ def logging_to_file(settings: RunSettings, *, quiet: bool) -> Iterator[None]:
         logger.handlers = [handler]
     shown = logging.StreamHandler(sys.stderr)
     shown.setLevel(logging.WARNING)
-    data_logger = logging.getLogger("common.data")
-    if not quiet:
-        data_logger.addHandler(shown)
+    heard = [logging.getLogger(name) for name in HEARD if not quiet]
+    for logger in heard:
+        logger.addHandler(shown)
     logging.captureWarnings(True)
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        data_logger.removeHandler(shown)
+        for logger in heard:
+            logger.removeHandler(shown)
         warnings.showwarning = showwarning_before
         for logger, handlers in zip(loggers, handlers_before, strict=True):
             logger.handlers = handlers

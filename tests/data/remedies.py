@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,7 @@ from common.text import warn_once
 WORD = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"();])+"
 """A word of a shell, quoted or not."""
 
-SETTING = rf"(?:data=table )?(?='?(?:data\.\w+|model\.weights)=)(?:{WORD})+"
+SETTING = rf"(?:data=table )?(?=['\"]?(?:data\.\w+|model\.weights)=)(?:{WORD})+"
 COMMANDS = (
     r"\(cd .*? done\)",
     rf"(?:mkdir -p {WORD} && )?(?:python -m zipfile -e {WORD} {WORD}|tar -xf {WORD} -C {WORD})",
@@ -41,8 +43,9 @@ STEP = re.compile("|".join((*COMMANDS, SETTING)))
 JOINED = (" and ", " ", " && ", ": as one table: ")
 """What stands between the steps of one remedy."""
 
-MAX_STEPS = 6
-COUNTED = re.compile(r"(\d+) (?:hidden images|images|validation images|\.[\w.]+|without a suffix|files are no images)")
+MAX_STEPS = 12
+KINDS = r"hidden images|images|validation images are not read|\.[\w.]+|without a suffix|files are no images"
+COUNTED = re.compile(rf"(?<!of )(?<!\d)(\d+) (?:{KINDS})")
 
 
 @dataclass(frozen=True)
@@ -179,40 +182,95 @@ def by_hand(pattern: str) -> Callable[[Callable[[Case, re.Match[str]], None]], C
     return remember
 
 
-def follow(case: Case, chain: tuple[str, ...] = ()) -> list[Attempt]:
-    """Try every remedy of a case, and every remedy of what is told next; return the readings that a run starts with.
+@dataclass
+class Followed:
+    """What the remedies of one state of a case led to.
+
+    Args:
+        readings: those that a run starts with, or whose remedy was not meant.
+        findings: what was told on the way.
+    """
+
+    readings: list[Attempt] = field(default_factory=list)
+    findings: set[str] = field(default_factory=set)
+
+
+States = dict[tuple[frozenset[str], tuple[tuple[str, int, int], ...]], Followed]
+"""What the remedies led to, by settings and files: of two remedies, either may come first."""
+
+
+def follow(case: Case, until: Callable[[Attempt], bool] = lambda reading: False) -> list[Attempt]:
+    """Try the remedies of a case, and every remedy of what is told next; return the readings that a run starts with.
+
+    Args:
+        case: the case.
+        until: ends the search with the first reading that it is true of.
 
     Raises:
         AssertionError: a finding comes again after its remedy, or has no remedy.
     """
+    return _follow(case, (), {}, until).readings
+
+
+def _follow(case: Case, chain: tuple[str, ...], known: States, until: Callable[[Attempt], bool]) -> Followed:
+    state = frozenset(case.settings), _files(case.root.parent)
+    if state in known:
+        assert not known[state].findings & set(chain), f"a loop after {case.tried}"
+        return known[state]
     result = attempt(case.settings)
     if not result.error:
-        return [result]
+        known[state] = Followed([result])
+        return known[state]
     assert "Traceback" not in result.error
     assert result.finding not in chain, f"a loop: {result.error}\nafter {case.tried}"
     assert len(chain) < MAX_STEPS, f"no end: {result.error}\nafter {case.tried}"
     ways = [steps for steps in remedies(result.error) if not set(steps) <= set(case.settings)]
     action = next(((BY_HAND[each], found) for each in BY_HAND if (found := re.search(each, result.error))), None)
+    found = Followed([], {result.finding})
+    known[state] = found
     if chain and not (ways or action):  # of several remedies, another was meant
-        return [result]
-    assert ways or action, f"no remedy: {result.error}"
-    found: list[Attempt] = []
-    beside = case.root.parent
-    saved = beside.with_name(f"{beside.name}-saved-{len(chain)}")
-    shutil.copytree(beside, saved, symlinks=True)
-    for steps in [*ways, None][: 4 if ways else 1]:
+        found.readings.append(result)
+    assert ways or action or chain, f"no remedy: {result.error}"
+    for steps in ways[:4] or [None] * (action is not None):
         again = Case(case.root, list(case.settings), case.truth, [*case.tried, str(steps)])
-        if steps is not None:
-            obey(again, steps)
-        elif action is not None:
-            action[0](again, action[1])
-        else:
-            continue
-        found += follow(again, (*chain, result.finding))
-        shutil.rmtree(beside)
-        shutil.copytree(saved, beside, symlinks=True)
-    shutil.rmtree(saved)
+        changes = steps is None or not all(re.fullmatch(SETTING, step) for step in steps)
+        with _kept(case.root.parent, needed=changes):
+            if steps is not None:
+                obey(again, steps)
+            elif action is not None:
+                action[0](again, action[1])
+            _add(found, _follow(again, (*chain, result.finding), known, until))
+        if any(map(until, found.readings)):
+            break
     return found
+
+
+def _add(found: Followed, other: Followed) -> None:
+    found.readings += other.readings
+    found.findings |= other.findings
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, sizes and times of all files below a folder."""
+    found: list[tuple[str, int, int]] = []
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        found.append((str(path), status.st_size * path.is_file(), status.st_mtime_ns * path.is_file()))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _kept(folder: Path, *, needed: bool = True) -> Iterator[None]:
+    """Put a folder back as it was after the context, where that is needed."""
+    if not needed:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as beside:
+        saved = Path(beside) / "saved"
+        shutil.copytree(folder, saved, symlinks=True)
+        yield
+        shutil.rmtree(folder)
+        shutil.copytree(saved, folder, symlinks=True)
 
 
 def check(case: Case, found: Sequence[Attempt], total: int) -> None:

@@ -195,6 +195,19 @@ def test_a_few_such_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         caplog.clear()
 
 
+def test_a_value_that_stands_for_no_measurement_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(8):
+        values = np.random.default_rng(number).uniform(0, 250, (32, 32)).astype(np.float32)
+        values[0] = -9999
+        place = tmp_path / "a" / ("cat", "dog")[number % 2] / f"{number}.tif"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(place)
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path), image_size=8).load("a")
+    assert "8 of 8 images have pixels without a measurement" in caplog.text
+    assert "-9999 in 3.1% of its pixels" in caplog.text
+
+
 def test_ordinary_images_are_read_as_before(tmp_path: Path) -> None:
     Image.fromarray(ramp(np.uint16, 0, 65535, 0)).save(tmp_path / "full.png")
     write_classes(tmp_path / "data" / "site", {"cat": 5})

@@ -311,6 +311,10 @@ CASES: dict[str, Build] = {
         folder, pattern="{part}/{label}/p{number}", parts=("train", "test"), sites=("here",), names={"here": "data"}
     ),
     "an image too deep": partial(folder, extra=lambda root: write(root / "a/cat/2021/x/9.png", picture(999))),
+    "an image too deep in a class called as a split": partial(
+        folder, classes=("val", "cat"), extra=lambda root: write(root / "a/val/more/9.png", picture(999))
+    ),
+    "a site beside train and test": partial(folder, sites=("train", "test", "c")),
     "one site has one folder more": partial(
         folder,
         extra=lambda root: (

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from support.toy import toy_settings
 
+from common.text import warn_once
 from goldfinch.cli import main
 from goldfinch.commands.watch import watch
 from goldfinch.trackers.live import LiveView, sparkline, watching
@@ -99,6 +100,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.C
     assert "fpl on toy starts: 2 clients, 5 rounds" in printed
     assert "round 3: dark-0 failed: RuntimeError" in printed
     assert printed.count("average") == 5
+
+
+def test_what_the_user_must_know_is_told_on_the_terminal_and_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy_settings("fpl", tmp_path / "run")
+    told = "folder: a/.owl is not read (3 images in a system's folder)"
+    with watching(settings, console=Console(file=io.StringIO())):
+        warn_once(told)
+    assert told in capsys.readouterr().err
+    assert told in (settings.output_folder / "logs" / "goldfinch.log").read_text(encoding="utf-8")
 
 
 def test_a_run_says_at_its_start_what_each_site_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
