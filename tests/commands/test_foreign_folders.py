@@ -326,7 +326,7 @@ READ_ONLY = {
 """Settings with a path that a run reads."""
 
 NAMES = {
-    *("data.image", "data.label", "data.domain", "data.split"),
+    *("data.image", "data.label", "data.domain", "data.split", "data.group"),
     *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
     *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
     *("model.networks", "model.others", "attack.clients"),
