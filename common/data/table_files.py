@@ -266,9 +266,11 @@ def _files_in(folder: Path, domain: str = "") -> list[tuple[str, Path]]:
     for name in METADATA:
         if (folder / name).is_file():
             return [("", folder / name)]
-        found = [(path.parent.name, path) for path in sorted(folder.glob(f"*/{name}")) if split_of(path.parent.name)]
-        if found:
-            return found
+        split_files = [
+            (path.parent.name, path) for path in sorted(folder.glob(f"*/{name}")) if split_of(path.parent.name)
+        ]
+        if split_files:
+            return split_files
     named = [(*_named(path), path) for path in _parquet_in(folder)]
     return [(split, path) for site, split, path in named if domain in ("", site)]
 
@@ -298,24 +300,24 @@ def sites_in(folder: Path) -> tuple[str, ...]:
     """
     if not folder.is_dir() or is_saved(folder):
         return ()
-    found = {_named(path)[0]: path for _, path in _files_in(folder) if path.suffix.lower() in PARQUET}
-    if len(found) < 2:
+    paths = {_named(path)[0]: path for _, path in _files_in(folder) if path.suffix.lower() in PARQUET}
+    if len(paths) < 2:
         return ()
-    place = next(iter(found.values())).parent
-    if len({re.sub(r"\d+", "", name) for name in found}) == 1:
-        enter, files = f"cd {shlex.quote(str(place))}", f"*{next(iter(found.values())).suffix}"
+    place = next(iter(paths.values())).parent
+    if len({re.sub(r"\d+", "", name) for name in paths}) == 1:
+        enter, files = f"cd {shlex.quote(str(place))}", f"*{next(iter(paths.values())).suffix}"
         raise DataError(
-            f"table: {place}: {some_of(sorted(found), MAX_SHOWN)} may be domains or parts of one table; as domains: "
+            f"table: {place}: {some_of(sorted(paths), MAX_SHOWN)} may be domains or parts of one table; as domains: "
             f'({enter} && for f in {files}; do mkdir -p "${{f%.*}}" && mv "$f" "${{f%.*}}"; done) and '
             f"{written_override('data.root', place)} data.path=; as one table: ({enter} && n=0 && for f in {files}; do "
             'n=$((n+1)); mv "$f" "$(printf part-%05d $n)-$f"; done)'
         )
-    warn_once(f"table: {place}: each file is a domain: {some_of(sorted(found), MAX_SHOWN)}")
-    return tuple(sorted(found))
+    warn_once(f"table: {place}: each file is a domain: {some_of(sorted(paths), MAX_SHOWN)}")
+    return tuple(sorted(paths))
 
 
 @dataclass(frozen=True)
-class FoundTable:
+class DescribedTable:
     """What a table is, before its rows.
 
     Args:
@@ -341,7 +343,7 @@ class FoundTable:
 
 def find_columns(
     place: Path | str, parts: tuple[TablePart, ...], requested: Columns, domains: tuple[str, ...] | None
-) -> FoundTable:
+) -> DescribedTable:
     """Return what the table at ``place`` is.
 
     Args:
@@ -356,10 +358,10 @@ def find_columns(
     """
     with as_data_errors(place):
         kinds = _kinds(parts[0])
-        return FoundTable(parts, kinds, _choose_columns(str(place), parts, kinds, requested, domains))
+        return DescribedTable(parts, kinds, _choose_columns(str(place), parts, kinds, requested, domains))
 
 
-def rows_of(place: Path | str, found: FoundTable) -> Iterator[Row]:
+def rows_of(place: Path | str, table: DescribedTable) -> Iterator[Row]:
     """Yield all rows of a table. Images that are in it are not read.
 
     Raises:
@@ -367,7 +369,7 @@ def rows_of(place: Path | str, found: FoundTable) -> Iterator[Row]:
     """
     length = 0
     with as_data_errors(place):
-        for row in _rows(place, found.parts, found.columns, encoded=found.encoded):
+        for row in _rows(place, table.parts, table.columns, encoded=table.encoded):
             length += len(row.place) + len(row.label) + len(row.domain) + len(row.group) + len(row.split)
             if length > MAX_CELLS:
                 raise DataError(
@@ -404,9 +406,9 @@ def parts_of(place: Path | str, domain: str) -> tuple[TablePart, ...]:
     if place.is_dir() and is_saved(place):
         with as_data_errors(place):
             return _saved_parts(place)
-    found = [("", place)] if place.is_file() else _files_in(place, domain)
+    files = [("", place)] if place.is_file() else _files_in(place, domain)
     by_split: dict[str, list[Path]] = {}
-    for word, path in found:
+    for word, path in files:
         by_split.setdefault(word, []).append(path)
     if len(by_split) > 1 and "" in by_split:
         raise DataError(
@@ -430,7 +432,7 @@ def _from_hub(name: str) -> tuple[TablePart, ...]:
     """
     datasets = hugging_face_datasets()
     try:
-        found = datasets.load_dataset(name)
+        loaded = datasets.load_dataset(name)
     except MemoryError:
         raise
     except Exception as error:
@@ -441,10 +443,10 @@ def _from_hub(name: str) -> tuple[TablePart, ...]:
             f"python -c \"import datasets; datasets.load_dataset('{name}').save_to_disk('saved')\", and set "
             "data.path to a copy of the folder"
         ) from error
-    if not isinstance(found, Mapping):
-        found = {"": found}
+    if not isinstance(loaded, Mapping):
+        loaded = {"": loaded}
     parts: list[TablePart] = []
-    for word, each in found.items():
+    for word, each in loaded.items():
         files = tuple(Path(entry["filename"]) for entry in each.cache_files)
         parts.append(TablePart(str(word), files, "arrow"))
     return tuple(parts)
@@ -757,13 +759,13 @@ def _kind(stored: Any, described: Any) -> ColumnKind:
 def _contents(parts: Sequence[TablePart], kinds: Mapping[str, ColumnKind]) -> dict[str, Cells]:
     """Return what the columns of single texts and numbers hold."""
     names = [name for name in kinds if kinds[name].holds == "text"]
-    found = {name: Cells() for name in names}
+    cells_by_name = {name: Cells() for name in names}
     for part in parts:
         base = part.files[0].parent if part.files else Path()
         for cells, _, _ in _cell_batches(part, names, {}):
             for name in names:
-                found[name].add(cells[name], base)
-    return found
+                cells_by_name[name].add(cells[name], base)
+    return cells_by_name
 
 
 def _choose_columns(
@@ -867,7 +869,7 @@ def _with_few_values(
             ways.append(f"{_set('split', f'{name}:{value}')} scores the rows of {printable(value)} alone")
     if not ways:
         return columns
-    nothing = [f"data.{what}=none" for what, found in (("domain", sites), ("split", folds)) if found]
+    nothing = [f"data.{what}=none" for what, several in (("domain", sites), ("split", folds)) if several]
     shown = some_of([printable(name)[:100] for name in dict.fromkeys([*sites, *folds])], MAX_SHOWN)
     raise DataError(
         f"table: {place}: few values in many rows of {shown} may be domains or splits: {'; '.join(ways)}; "
@@ -882,20 +884,20 @@ def _set(what: str, name: str) -> str:
 def _only_column(
     place: str,
     what: str,
-    found: Sequence[str],
+    candidates: Sequence[str],
     kinds: Mapping[str, ColumnKind],
     *,
     needed: bool = False,
     none: bool = False,
 ) -> str:
-    if len(found) > 1:
-        names = " and ".join(map(printable, found))
-        ways = [_set(what, name) for name in found[:MAX_SHOWN]] + ["data.split=none"] * none
+    if len(candidates) > 1:
+        names = " and ".join(map(printable, candidates))
+        ways = [_set(what, name) for name in candidates[:MAX_SHOWN]] + ["data.split=none"] * none
         raise DataError(f"table: {place}: the columns {names} may both be the {what}; choose one: {' or '.join(ways)}")
-    if needed and not found:
+    if needed and not candidates:
         ways = [_set(what, name) for name, kind in kinds.items() if kind.holds in ("text", "labels")]
         raise DataError(f"table: {place}: no column is known to be the {what}; choose one: {' or '.join(ways)}")
-    return "".join(found)
+    return "".join(candidates)
 
 
 def _check_kinds(place: str, columns: Columns, kinds: Mapping[str, ColumnKind]) -> None:
@@ -1025,13 +1027,13 @@ def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> lis
         raise DataError(f"table: the column {name!r} is of the kind {kind}; save it as text or as whole numbers")
     if text and (pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0) > MAX_CELL:
         raise DataError(f"table: a cell of {name!r} has more than {MAX_CELL} characters; shorten it")
-    found: list[str] = []
+    texts: list[str] = []
     for value in column.to_pylist():
         cell = _checked("" if value is None else str(value), name)
         if names and cell:
             cell = _class_name(value, names, name)
-        found.append(cell)
-    return found
+        texts.append(cell)
+    return texts
 
 
 def _class_name(value: Any, names: Sequence[str], column: str) -> str:

@@ -204,10 +204,10 @@ def encoded_images(table: OpenTable, numbers: Sequence[int]) -> Encoded:
         DataError: a row holds no image, or there are more bytes than are read.
     """
     request = table.place.request("images", column=table.columns.image, numbers=list(numbers))
-    found = Encoded(numbers)
+    images = Encoded(numbers)
     for answer, content in _answers(table.place.path, request):
-        found.add(answer["number"], content)
-    return found
+        images.add(answer["number"], content)
+    return images
 
 
 @lru_cache(maxsize=8)
@@ -218,11 +218,11 @@ def fetched(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
         DataError: it cannot be fetched.
         ConfigError: ``datasets`` is not installed.
     """
-    found: list[tuple[str, tuple[str, ...]]] = []
+    splits: list[tuple[str, tuple[str, ...]]] = []
     for answer, _ in _answers(name, TablePlace(name).request("fetch")):
         for split, files in answer["parts"]:
-            found.append((split, tuple(files)))
-    return tuple(found)
+            splits.append((split, tuple(files)))
+    return tuple(splits)
 
 
 def _answers(place: Path | str, request: Mapping[str, object]) -> Iterator[tuple[Mapping[str, Any], bytes]]:
@@ -328,10 +328,10 @@ def _serve(request: Mapping[str, Any]) -> None:
         domains = request["domains"]
         if domains is not None:
             domains = tuple(domains)
-        found = find_columns(place, parts, Columns(*request["requested"]), domains)
+        table = find_columns(place, parts, Columns(*request["requested"]), domains)
         files = [str(path) for part in parts for path in part.files]
-        _send({"columns": astuple(found.columns), "encoded": found.encoded, "names": found.names, "files": files})
-        rows = rows_of(place, found)
+        _send({"columns": astuple(table.columns), "encoded": table.encoded, "names": table.names, "files": files})
+        rows = rows_of(place, table)
         while some := list(islice(rows, BATCH)):
             _send({"rows": [_plain(row) for row in some]})
 
