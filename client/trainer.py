@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from client.feature_cache import FeatureCache
+from client.model_state import ModelState
 from client.scoring import ScoreCounter
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
@@ -57,7 +58,7 @@ class LocalExchange:
     Args:
         settings: the run's settings.
         method: the method.
-        model: the model with the received and the kept state installed, on ``device``.
+        state: the model, with the received and the kept state installed, on ``device``.
         client: the client.
         split: training split of the client, on ``device``.
         weights, prototypes, extra: the received tensors, on ``device``.
@@ -65,7 +66,7 @@ class LocalExchange:
         round_number: 1-based round.
         exchange: name of the exchange.
         data_root: folder of this device's data; ``None`` takes the configured one.
-        cache: holds features under the backbone that ``model`` has; ``None`` computes them for every batch.
+        cache: holds features under the backbone that the model has; ``None`` computes them for every batch.
         validation: the client's validation samples, on ``device``; ``None`` or empty if there are none.
     """
 
@@ -73,7 +74,7 @@ class LocalExchange:
         self,
         settings: RunSettings,
         method: Method,
-        model: nn.Module,
+        state: ModelState,
         client: Client,
         split: Split,
         *,
@@ -88,7 +89,8 @@ class LocalExchange:
         cache: FeatureCache | None = None,
         validation: Split | None = None,
     ) -> None:
-        self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
+        self.settings, self.method, self.client, self.split = settings, method, client, split
+        self.state, self.model = state, state.model
         self.validation = validation
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
@@ -99,7 +101,7 @@ class LocalExchange:
         if settings.train.class_weights == "balanced":
             self.class_weights = balanced_weights(client.class_counts).to(device)
         self.class_count: int = settings.data.class_count
-        self.feature_size = feature_size_of(model)
+        self.feature_size = feature_size_of(state.model)
         self.cache = cache
         self.views: int = 1 + settings.views.count
         self.phase = 0
@@ -163,9 +165,7 @@ class LocalExchange:
 
     def snapshot(self) -> Mapping[str, Tensor]:
         """Return the whole state of the model as it was when training began."""
-        state: Mapping[str, Tensor] = self.cached(
-            "snapshot", lambda: {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        )
+        state: Mapping[str, Tensor] = self.cached("snapshot", self.state.copy)
         return state
 
     def reference(self) -> Mapping[str, Tensor]:
@@ -260,7 +260,6 @@ class LocalExchange:
     def run(self) -> Trained:
         """Train: every phase, every epoch, every batch."""
         self.snapshot()
-        self.model.train()
         epochs = 0
         steps = 0
         taken = 0
