@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.capture import captured_steps
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
 from client.model_state import ModelState
@@ -331,6 +332,7 @@ class Device:
             data_root=self.data_root,
             cache=self._feature_cache(state),
             validation=validation,
+            steps=_MODELS.steps,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -363,6 +365,7 @@ class Device:
             model = build_model(self.settings, client_count, self.spec.domain).to(self.torch_device)
             model = model.to(memory_format=memory_format(self.settings))
             _MODELS.key, _MODELS.state = key, ModelState(model, self.method.shared_names(model))
+            _MODELS.steps = captured_steps(self.settings, model, self.torch_device)
         state: ModelState = _MODELS.state
         return state
 

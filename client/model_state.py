@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-Place = tuple[dict[str, Tensor | None], str, Tensor, int]
-"""Where a module holds a tensor: the dictionary, the name in it, the tensor, and the address of its memory."""
+Place = tuple[Mapping[str, Tensor | None], str, Tensor, int]
+"""Where a module holds a tensor: the mapping, the name in it, the tensor, and the address of its memory."""
 
 
 class ModelState:

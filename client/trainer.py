@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.capture import CapturedSteps, StepResult
 from client.feature_cache import FeatureCache
 from client.model_state import ModelState
 from client.scoring import ScoreCounter
+from client.structure import CaptureError, with_own_containers
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.losses import balanced_weights
@@ -52,6 +54,10 @@ def memory_format(settings: RunSettings) -> torch.memory_format:
     return torch.contiguous_format
 
 
+_RECEIVED = ("weights", "prototypes", "extra", "kept", "class_weights", "optimizer")
+"""Names of what an exchange has besides the model, in which a step may read or change tensors."""
+
+
 class LocalExchange:
     """One exchange on one device; implements :class:`strategies.core.method.ClientContext`.
 
@@ -68,6 +74,7 @@ class LocalExchange:
         data_root: folder of this device's data; ``None`` takes the configured one.
         cache: holds features under the backbone that the model has; ``None`` computes them for every batch.
         validation: the client's validation samples, on ``device``; ``None`` or empty if there are none.
+        steps: the captured steps of the model; ``None`` takes plain ones.
     """
 
     def __init__(
@@ -88,10 +95,11 @@ class LocalExchange:
         data_root: str | None = None,
         cache: FeatureCache | None = None,
         validation: Split | None = None,
+        steps: CapturedSteps | None = None,
     ) -> None:
         self.settings, self.method, self.client, self.split = settings, method, client, split
         self.state, self.model = state, state.model
-        self.validation = validation
+        self.validation, self.steps = validation, steps
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
         self.seed, self.device, self.data_root = settings.seed, device, data_root
@@ -109,6 +117,7 @@ class LocalExchange:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
+        self._keeps_single: bool | None = None
 
     def without_training_images(self) -> LocalExchange:
         """Return the same exchange with an empty training split; the client's class counts stay."""
@@ -294,20 +303,63 @@ class LocalExchange:
                 "round; set model.freeze=none"
             )
         self.optimizer = self.make_optimizer(trained)
+        if self.steps is not None:
+            self.steps.begin_phase()
+
+    # ---- steps, plain and captured: client/capture.py ---------------------------------------------------------------
+
+    def plain_step(self, images: Tensor, labels: Tensor) -> StepResult:
+        """Take one step of the method with a batch."""
+        self._first_batch = None
+        losses = self.method.step(self, images, labels)
+        terms = {name: value.detach() for name, value in losses.terms.items()}
+        if self._first_batch is None:
+            return StepResult(terms, None)
+        return StepResult(terms, self._first_batch.features.detach())
+
+    def model_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the model by name."""
+        return self.state.tensors()
+
+    def bound(self) -> dict[str, Any]:
+        """Return what a step may read or change besides the model and the batch, by name."""
+        bound = {f"cached {name}": value for name, value in self._cache.items()}
+        for name in _RECEIVED:
+            bound[name] = vars(self)[name]
+        return bound
+
+    def bind(self, name: str, value: Any) -> None:
+        """Put ``value`` in the place of what :meth:`bound` has under ``name``."""
+        if name in _RECEIVED:
+            setattr(self, name, value)
+        else:
+            self._cache[name.removeprefix("cached ")] = value
+
+    def watched(self) -> WatchedExchange:
+        """Return the same exchange for a trial; what a step keeps there is not kept here."""
+        watched: Any = copy.copy(self)
+        watched.__class__ = WatchedExchange
+        watched.reads, watched.touched, watched._cache = {}, set(), with_own_containers(self._cache)
+        return watched
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
 
     def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, Tensor], int]:
         """Train one epoch, and return the sum of each loss term over its steps, on the device, and the steps."""
         totals: dict[str, Tensor] = {}
         steps = 0
         for position, (images, labels) in enumerate(self.batches("epoch", epoch)):
-            self.batch, self._first_batch = position, None
-            losses = self.method.step(self, images, labels)
-            steps += bool(losses.terms)
-            for name, value in losses.terms.items():
-                totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value.detach()
-            if sums is not None and self._first_batch is not None:
+            self.batch = position
+            if self.steps is None:
+                result = self.plain_step(images, labels)
+            else:
+                result = self.steps.take(self, self.phase, images, labels)
+            steps += bool(result.terms)
+            for name, value in result.terms.items():
+                totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value
+            if sums is not None and result.features is not None:
                 originals = len(labels) // self.views
-                sums.add(self._first_batch.features[:originals], labels[:originals])
+                sums.add(result.features[:originals], labels[:originals])
         return totals, steps
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -335,7 +387,9 @@ class LocalExchange:
         """Return ``order`` cut into training batches; a last batch of one sample stays if it can be trained on."""
         size, single = self.train.batch_size, False
         if len(order) % size == 1:
-            single = self.cached("keeps single", lambda: keeps_single(self.settings, self.model))
+            if self._keeps_single is None:
+                self._keeps_single = keeps_single(self.settings, self.model)
+            single = self._keeps_single
         return split_batches(order, size, last, single=single)
 
     def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
@@ -401,3 +455,26 @@ class LocalExchange:
 
     def _formatted(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=memory_format(self.settings))
+
+
+class WatchedExchange(LocalExchange):
+    """An exchange in which a step is captured; see :class:`client.capture.Watched`."""
+
+    reads: dict[str, object]
+    touched: set[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return the attribute, and note that the step read it."""
+        if name in ("generator", "batches", "features", "score", "validate", "make_optimizer"):
+            raise CaptureError(f"it calls {name}() in a step after the first of an exchange")
+        value = super().__getattribute__(name)
+        if name in ("round", "batch", "learning_rate", "client"):
+            self.reads[name] = value
+        elif name in _RECEIVED:
+            self.touched.add(name)
+        return value
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what is cached, and note that the step read it."""
+        self.touched.add(f"cached {name}")
+        return super().cached(name, make)

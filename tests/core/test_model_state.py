@@ -120,5 +120,5 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change: str) -> None:
         values["other"] = values.pop("norm.bias")
     else:
         values["layer.weight"] = torch.zeros(3, 3)
-    with pytest.raises(RuntimeError, match="norm.bias|layer.weight"):
+    with pytest.raises(RuntimeError, match=r"norm\.bias|layer\.weight"):
         state.install(values)
