@@ -356,6 +356,7 @@ class Device:
         key = (
             self.settings.identity,
             self.settings.seed,
+            self.settings.train.capture,
             self.method,
             client_count,
             str(self.torch_device),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,12 +47,19 @@ def structure_of(value: object) -> object:
 
 
 def with_own_containers(value: Any) -> Any:
-    """Return ``value`` with containers of its own and the same tensors, networks and optimisers.
+    """Return ``value`` with containers of its own and the same tensors and networks.
 
     What a step puts into a container of the result is not in ``value``.
     """
-    if isinstance(value, (Tensor, nn.Module, torch.optim.Optimizer, *PLAIN)):
+    if isinstance(value, (Tensor, nn.Module, *PLAIN)):
         return value
+    if isinstance(value, torch.optim.Optimizer):
+        own_optimizer = copy.copy(value)
+        own_optimizer.param_groups = [dict(group) for group in value.param_groups]
+        own_optimizer.state = defaultdict(dict)
+        for parameter, state in value.state.items():
+            own_optimizer.state[parameter] = dict(state)
+        return own_optimizer
     if isinstance(value, Mapping):
         return {key: with_own_containers(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -339,7 +339,8 @@ class LocalExchange:
         """Return the same exchange for a trial; what a step keeps there is not kept here."""
         watched: Any = copy.copy(self)
         watched.__class__ = WatchedExchange
-        watched.reads, watched.touched, watched._cache = {}, set(), with_own_containers(self._cache)
+        watched.reads, watched.touched = {}, set()
+        watched._cache, watched.optimizer = with_own_containers(self._cache), with_own_containers(self.optimizer)
         return watched
 
     # ---- batches ---------------------------------------------------------------------------------------------------
