@@ -19,6 +19,7 @@ from client.ledger import Ledger
 from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
+from client.transfer import copied_to_cpu, moved, received
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
@@ -85,6 +86,7 @@ class Device:
             self._network_remark = f", {settings.model.name_of(spec.domain)}"
         self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
+        self._class_counts: tuple[int, ...] = ()
         self._test_splits: dict[str, Split] = {}
         self._features = FeatureCache()
         if settings.train.deterministic:
@@ -103,7 +105,7 @@ class Device:
         if self.privacy.counts:
             self.privacy.check_request(self._new_model(), len(self.settings.clients))
         split, validation = self._own_data()
-        counts = split.class_counts(self.settings.data.class_count).tolist()
+        counts = list(self._class_counts)
         known, content = self.privacy.registered_hashes(
             self.spec, self._split_sha256, content_hash(split), counts, len(validation)
         )
@@ -136,6 +138,7 @@ class Device:
             train = union_of(training)
             if self.simulated and self.spec.id in self.settings.attack.clients:
                 train = self.settings.attack.data(train, self.settings.data.class_count)
+            self._class_counts = tuple(train.class_counts(self.settings.data.class_count).tolist())
             self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
         return self._own
 
@@ -203,7 +206,8 @@ class Device:
         version = Version.of(asked, self.method.exchanges)
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
-        install = partial(self._install, cast_up(message, self.settings.rounds.transport), request, split, validation)
+        there = received(cast_up(message, self.settings.rounds.transport), self.torch_device)
+        install = partial(self._install, there, request, split, validation)
         local = self.privacy.received(install, own.tensors, request)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
@@ -247,7 +251,7 @@ class Device:
         prototypes = upload.prototypes
         if prototypes is not None:
             prototypes = prototypes.to("cpu")
-        sent = Payload(_on_cpu(weights), prototypes, _on_cpu(upload.extra), header=header_of(answer))
+        sent = Payload(copied_to_cpu(weights), prototypes, copied_to_cpu(upload.extra), header=header_of(answer))
         return cast_down(sent, self.settings.rounds.transport)
 
     def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
@@ -285,12 +289,12 @@ class Device:
         self, message: Payload, request: Request, split: Split, validation: Split, own: Mapping[str, Tensor]
     ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
-        kept = self._on_device(own)
+        kept = moved(dict(sorted(own.items())), self.torch_device)
         client = Client(
             self.spec.id,
             self.spec.domain,
             len(split),
-            tuple(split.class_counts(self.settings.data.class_count).tolist()),
+            self._class_counts,
             request.client_index,
             request.client_count,
         )
@@ -302,7 +306,7 @@ class Device:
         weights: dict[str, Tensor] = {}
         for name in state.tensors():  # in the model's order, which may differ from the message's
             if name in message.weights:
-                weights[name] = message.weights[name].to(self.torch_device)
+                weights[name] = message.weights[name]
         own_part: dict[str, Tensor] = {}  # what another run kept of the parts that this one shares is not its own
         for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
             if name not in state.shared:
@@ -315,7 +319,7 @@ class Device:
             raise PayloadError(f"the received model does not fit: {error}") from error
         prototypes = message.prototypes
         if prototypes is None:
-            prototypes = PrototypeSet.empty(feature_size_of(model))
+            prototypes = PrototypeSet.empty(feature_size_of(model), self.torch_device)
         return LocalExchange(
             self.settings,
             self.method,
@@ -323,8 +327,8 @@ class Device:
             client,
             split,
             weights=weights,
-            prototypes=prototypes.to(self.torch_device),
-            extra=self._on_device(message.extra),
+            prototypes=prototypes,
+            extra=dict(sorted(message.extra.items())),
             kept=under_prefix(LOCAL_PREFIX, kept),
             round_number=request.round,
             exchange=request.exchange,
@@ -334,10 +338,6 @@ class Device:
             validation=validation,
             steps=_MODELS.steps,
         )
-
-    def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors on this device, sorted by name."""
-        return {name: tensors[name].to(self.torch_device) for name in sorted(tensors)}
 
     def _feature_cache(self, state: ModelState) -> FeatureCache | None:
         """Return the device's features if the backbone is frozen and was received as it was built."""
@@ -474,11 +474,6 @@ def device_privacy(settings: RunSettings, ledger: Ledger | None, contract: Contr
     if isinstance(settings.privacy, GaussianPrivacy):
         return GaussianDevicePrivacy(settings, settings.privacy, ledger, contract)
     return DevicePrivacy(settings, ledger, contract)
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, because the next client of this thread changes the model's own tensors."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def describe_device(device: torch.device) -> str:

@@ -425,7 +425,7 @@ class LocalExchange:
         """
         was_training = self.model.training
         self.model.eval()
-        counter = ScoreCounter(self.settings)
+        counter = ScoreCounter(self.settings, self.device)
         known = self._known_features(split)
         for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
             chosen = indices.to(self.device)
