@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client.structure import CaptureError, copy_tensors, structure_of, tensors_in
-from common.settings import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +57,6 @@ class Exchange(Protocol):
     def bind(self, name: str, value: Any) -> None:
         """Put ``value`` in the place of what :meth:`bound` has under ``name``."""
 
-    def watched(self) -> Watched:
-        """Return the same exchange for a trial: it notes what is read, and refuses what cannot be captured."""
-
     def model_tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the model by name."""
 
@@ -74,19 +70,11 @@ class Watched(Exchange, Protocol):
     """The names in :meth:`bound` that the step looked up."""
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What one step leaves: its loss terms by name, and the features ``[B, D]`` of its first pass, all detached."""
+Watch = Callable[[Any], Watched]
 
-    terms: Mapping[str, Tensor]
-    features: Tensor | None
 
-    def tensors(self) -> list[Tensor]:
-        """Return the result's tensors."""
-        tensors = [self.terms[name] for name in sorted(self.terms)]
-        if self.features is not None:
-            tensors.append(self.features)
-        return tensors
+StepResult = tuple[Mapping[str, Tensor], Tensor | None]
+"""What one step leaves: its loss terms by name, and the features ``[B, D]`` of its first pass, all detached."""
 
 
 class CudaGraph:
@@ -150,10 +138,12 @@ class CapturedSteps:
 
     Args:
         make_graph: makes an empty graph.
+        watch: returns an exchange for a trial: it notes what a step reads, and refuses what cannot be captured. What a
+            step keeps there is not kept in the exchange itself.
     """
 
-    def __init__(self, make_graph: Callable[[], Graph]) -> None:
-        self._make_graph = make_graph
+    def __init__(self, make_graph: Callable[[], Graph], watch: Watch) -> None:
+        self._make_graph, self._watch = make_graph, watch
         self._phases: dict[int, PhaseSteps] = {}
         self._fresh = True
         self.reason = ""
@@ -202,34 +192,13 @@ class CapturedSteps:
                 return step
         if sum(len(others) for others in steps.steps.values()) >= MOST_GRAPHS:
             return None
-        step = capture(exchange, images, labels, self._make_graph())
+        step = capture(exchange, self._watch(exchange), images, labels, self._make_graph())
         known.append(step)
         objects = exchange.bound()
         for name in step.touched:
             steps.bound[name] = objects[name]
         self.captured += 1
         return step
-
-
-def captured_steps(settings: RunSettings, model: nn.Module, device: torch.device) -> CapturedSteps | None:
-    """Return a place for the captured steps of a new model; ``None`` if its steps are to be plain ones.
-
-    A method or a network that does not declare that its steps can be captured is said once.
-    """
-    if not settings.train.capture or device.type not in GRAPHS:
-        return None
-    steps = CapturedSteps(GRAPHS[device.type])
-    method = type(settings.method)
-    if not vars(method).get("capturable", False):
-        steps.refuse(f"{method.__name__} does not declare capturable = True")
-        return steps
-    for name, module in model.named_modules():
-        kind = type(module)
-        ours = kind.__module__.partition(".")[0] in ("torch", "torchvision", "common", "strategies")
-        if not ours and not vars(kind).get("capturable", False):
-            steps.refuse(f"the network's {name or 'class'} {kind.__name__} does not declare capturable = True")
-            return steps
-    return steps
 
 
 def _bind(steps: PhaseSteps, exchange: Exchange) -> None:
@@ -248,7 +217,7 @@ def _bind(steps: PhaseSteps, exchange: Exchange) -> None:
         exchange.bind(name, old)
 
 
-def capture(exchange: Exchange, images: Tensor, labels: Tensor, graph: Graph) -> CapturedStep:
+def capture(exchange: Exchange, watched: Watched, images: Tensor, labels: Tensor, graph: Graph) -> CapturedStep:
     """Return a captured step, after comparing two replays of it with two plain steps; the state is left as it was.
 
     Raises:
@@ -258,13 +227,12 @@ def capture(exchange: Exchange, images: Tensor, labels: Tensor, graph: Graph) ->
     before = _copies(state)
     random = _random_states()
     structure = structure_of(exchange.bound())
-    watched = exchange.watched()
     images, labels = images.clone(), labels.clone()
     results: list[StepResult] = []
     try:
         for _ in range(2):
             result = watched.plain_step(images, labels)
-        expected = _copies([*state, *result.tensors()])
+        expected = _copies([*state, *tensors_in(result)])
         _check_kept(watched, state, structure)
         _restore(state, before, random)
         graph.capture(lambda: results.append(watched.plain_step(images, labels)))
@@ -272,7 +240,7 @@ def capture(exchange: Exchange, images: Tensor, labels: Tensor, graph: Graph) ->
         _restore(state, before, random)
         for _ in range(2):
             graph.replay()
-        found = [*state, *results[0].tensors()]
+        found = [*state, *tensors_in(results[0])]
         if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
             raise CaptureError("a replay differs from the step itself")
     except CaptureError:

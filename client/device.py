@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.capture import captured_steps
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
 from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
 from client.transfer import copied_to_cpu, moved, received
+from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
@@ -35,7 +35,7 @@ from common.settings import RunSettings
 from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
 from common.versions import combined_hash, package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
-from common.wire.payload import Payload, cast_down, cast_up
+from common.wire.payload import Payload, cast_down
 from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size_of
 
 _MODELS = threading.local()
@@ -202,12 +202,10 @@ class Device:
             self._test_data(domain)
         self.privacy.keep_sides(request)
         store = self._store(request.run)
-        asked = {"attempt": request.attempt, "round": request.round, "exchange": request.exchange}
-        version = Version.of(asked, self.method.exchanges)
+        version = Version.of(header_of(request), self.method.exchanges)
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
-        there = received(cast_up(message, self.settings.rounds.transport), self.torch_device)
-        install = partial(self._install, there, request, split, validation)
+        install = partial(self._install, message, request, split, validation)
         local = self.privacy.received(install, own.tensors, request)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
@@ -289,6 +287,7 @@ class Device:
         self, message: Payload, request: Request, split: Split, validation: Split, own: Mapping[str, Tensor]
     ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
+        message = received(message, self.settings.rounds.transport, self.torch_device)
         kept = moved(dict(sorted(own.items())), self.torch_device)
         client = Client(
             self.spec.id,

@@ -34,16 +34,16 @@ class ModelState:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the model's tensors by name, detached, in the order of its ``state_dict``; they are not copied."""
-        if not self._plain or self._was_replaced():
+        known = self._plain
+        for holder, name, tensor, address in self._places:
+            known = known and holder.get(name) is tensor and tensor.data_ptr() == address
+        if not known:
             self._read()
         return self._tensors
 
     def copy(self) -> dict[str, Tensor]:
         """Return a copy of the model's tensors by name."""
-        tensors = self.tensors()
-        copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-        self._copy(tensors, copies)
-        return copies
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
 
     @torch.no_grad()
     def install(self, values: Mapping[str, Tensor]) -> None:
@@ -56,20 +56,12 @@ class ModelState:
             RuntimeError: names or shapes are not those of the model.
         """
         tensors = self.tensors()
-        if not self._plain or not _fits(tensors, values):
+        fits = self._plain and tensors.keys() == values.keys()
+        if not fits or any(tensor.shape != values[name].shape for name, tensor in tensors.items()):
             self.model.load_state_dict(values)
             return
-        self._copy(values, tensors)
-
-    def _copy(self, values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
         for names in self._kinds.values():  # one call for a kind of tensor, which a GPU copies at once
-            torch._foreach_copy_([to[name] for name in names], [values[name] for name in names])
-
-    def _was_replaced(self) -> bool:
-        for holder, name, tensor, address in self._places:
-            if holder.get(name) is not tensor or tensor.data_ptr() != address:
-                return True
-        return False
+            torch._foreach_copy_([tensors[name] for name in names], [values[name] for name in names])
 
     def _read(self) -> None:
         self._tensors = dict(self.model.state_dict())
@@ -106,9 +98,3 @@ def _places(model: nn.Module) -> Iterator[Place]:
             for name, tensor in holder.items():
                 if tensor is not None:
                     yield holder, name, tensor, tensor.data_ptr()
-
-
-def _fits(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> bool:
-    if tensors.keys() != values.keys():
-        return False
-    return all(tensor.shape == values[name].shape for name, tensor in tensors.items())

@@ -66,6 +66,8 @@ def with_own_containers(value: Any) -> Any:
         return [with_own_containers(item) for item in value]
     if isinstance(value, tuple):
         return value  # as it is: a step cannot change it
+    if not hasattr(value, "__dict__"):
+        return value  # of which nothing is known: see structure_of
     own = copy.copy(value)
     for name, item in vars(own).items():
         object.__setattr__(own, name, with_own_containers(item))

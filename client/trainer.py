@@ -14,7 +14,6 @@ from client.capture import CapturedSteps, StepResult
 from client.feature_cache import FeatureCache
 from client.model_state import ModelState
 from client.scoring import ScoreCounter
-from client.structure import CaptureError, with_own_containers
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
 from common.losses import balanced_weights
@@ -54,7 +53,7 @@ def memory_format(settings: RunSettings) -> torch.memory_format:
     return torch.contiguous_format
 
 
-_RECEIVED = ("weights", "prototypes", "extra", "kept", "class_weights", "optimizer")
+RECEIVED = ("weights", "prototypes", "extra", "kept", "class_weights", "optimizer")
 """Names of what an exchange has besides the model, in which a step may read or change tensors."""
 
 
@@ -314,8 +313,8 @@ class LocalExchange:
         losses = self.method.step(self, images, labels)
         terms = {name: value.detach() for name, value in losses.terms.items()}
         if self._first_batch is None:
-            return StepResult(terms, None)
-        return StepResult(terms, self._first_batch.features.detach())
+            return terms, None
+        return terms, self._first_batch.features.detach()
 
     def model_tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the model by name."""
@@ -324,24 +323,16 @@ class LocalExchange:
     def bound(self) -> dict[str, Any]:
         """Return what a step may read or change besides the model and the batch, by name."""
         bound = {f"cached {name}": value for name, value in self._cache.items()}
-        for name in _RECEIVED:
+        for name in RECEIVED:
             bound[name] = vars(self)[name]
         return bound
 
     def bind(self, name: str, value: Any) -> None:
         """Put ``value`` in the place of what :meth:`bound` has under ``name``."""
-        if name in _RECEIVED:
+        if name in RECEIVED:
             setattr(self, name, value)
         else:
             self._cache[name.removeprefix("cached ")] = value
-
-    def watched(self) -> WatchedExchange:
-        """Return the same exchange for a trial; what a step keeps there is not kept here."""
-        watched: Any = copy.copy(self)
-        watched.__class__ = WatchedExchange
-        watched.reads, watched.touched = {}, set()
-        watched._cache, watched.optimizer = with_own_containers(self._cache), with_own_containers(self.optimizer)
-        return watched
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
@@ -352,15 +343,15 @@ class LocalExchange:
         for position, (images, labels) in enumerate(self.batches("epoch", epoch)):
             self.batch = position
             if self.steps is None:
-                result = self.plain_step(images, labels)
+                terms, features = self.plain_step(images, labels)
             else:
-                result = self.steps.take(self, self.phase, images, labels)
-            steps += bool(result.terms)
-            for name, value in result.terms.items():
+                terms, features = self.steps.take(self, self.phase, images, labels)
+            steps += bool(terms)
+            for name, value in terms.items():
                 totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value
-            if sums is not None and result.features is not None:
+            if sums is not None and features is not None:
                 originals = len(labels) // self.views
-                sums.add(result.features[:originals], labels[:originals])
+                sums.add(features[:originals], labels[:originals])
         return totals, steps
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -456,26 +447,3 @@ class LocalExchange:
 
     def _formatted(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=memory_format(self.settings))
-
-
-class WatchedExchange(LocalExchange):
-    """An exchange in which a step is captured; see :class:`client.capture.Watched`."""
-
-    reads: dict[str, object]
-    touched: set[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        """Return the attribute, and note that the step read it."""
-        if name in ("generator", "batches", "features", "score", "validate", "make_optimizer"):
-            raise CaptureError(f"it calls {name}() in a step after the first of an exchange")
-        value = super().__getattribute__(name)
-        if name in ("round", "batch", "learning_rate", "client"):
-            self.reads[name] = value
-        elif name in _RECEIVED:
-            self.touched.add(name)
-        return value
-
-    def cached(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what is cached, and note that the step read it."""
-        self.touched.add(f"cached {name}")
-        return super().cached(name, make)

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from common.prototypes import PrototypeSet
-from common.wire.payload import Payload
+from common.wire.payload import Payload, cast_up
 
 _LAST = threading.local()
 """The last message of each thread and its copies on a GPU: clients of one round receive the same message."""
@@ -45,16 +44,23 @@ def copied_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def received(message: Payload, device: torch.device) -> Payload:
-    """Return the message with its tensors on ``device``; a message that the thread had last is not copied again."""
+def received(message: Payload, transport: str, device: torch.device) -> Payload:
+    """Return the message with its tensors in their own dtypes on ``device``; what the thread had last is not copied.
+
+    Args:
+        message: the message.
+        transport: ``rounds.transport``, in which it was sent.
+        device: where the client trains.
+    """
     if device.type == "cpu":
-        return message
+        return cast_up(message, transport)
     last: tuple[Payload, torch.device, Payload] | None = getattr(_LAST, "message", None)
     if last is not None and last[0] is message and last[1] == device:
         return last[2]
-    prototypes: PrototypeSet | None = message.prototypes
+    own = cast_up(message, transport)
+    prototypes = own.prototypes
     if prototypes is not None:
         prototypes = prototypes.to(device)
-    there = Payload(moved(message.weights, device), prototypes, moved(message.extra, device), header=message.header)
+    there = Payload(moved(own.weights, device), prototypes, moved(own.extra, device), header=own.header)
     _LAST.message = message, device, there
     return there

@@ -17,7 +17,8 @@ from support.toy import method_at_defaults, toy_settings, with_method
 from torch import Tensor, nn
 
 import client.device
-from client.capture import GRAPHS, CapturedSteps, captured_steps
+from client.capture import GRAPHS, CapturedSteps
+from client.watched import captured_steps
 from common.choices import CONF
 from common.config import checked
 from common.settings import RunSettings

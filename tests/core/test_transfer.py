@@ -60,11 +60,11 @@ def test_copies_on_the_cpu_have_the_numbers_and_memory_of_their_own() -> None:
 def test_clients_of_a_round_share_one_copy_of_the_message() -> None:
     message = Payload(tensors(), PrototypeSet(torch.eye(3), torch.arange(3), torch.ones(3)), {"extra": torch.ones(2)})
     with Copies() as copies:
-        first = received(message, ELSEWHERE)
+        first = received(message, "float32", ELSEWHERE)
     assert copies.count == 2 + 3 + 1
     with Copies() as copies:
-        assert received(message, ELSEWHERE) is first
+        assert received(message, "float32", ELSEWHERE) is first
     assert copies.count == 0
     other = Payload(message.weights, message.prototypes, message.extra)
-    assert received(other, ELSEWHERE) is not first
-    assert received(message, torch.device("cpu")) is message
+    assert received(other, "float32", ELSEWHERE) is not first
+    assert received(message, "float32", torch.device("cpu")) is message
