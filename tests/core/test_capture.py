@@ -27,7 +27,7 @@ from strategies.core.method import Averaging, Batch, ClientContext, Losses
 DECLARED = [
     path.stem for path in sorted((CONF / "method").glob("*.yaml")) if type(method_at_defaults(path.stem)).capturable
 ]
-QUICK = ("fedavg", "fpl", "fedapc", "fedplcc", "fedgca", "fedpall", "scaffold", "fedsam", "fedrep")
+QUICK = ("fpl", "fedpall", "scaffold", "fedrep")
 every_declared = pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in DECLARED]
 )
