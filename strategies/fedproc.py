@@ -4,7 +4,7 @@ Xutong Mu, Yulong Shen, Ke Cheng, Xueli Geng, Jiaxuan Fu, Tao Zhang, Zhiwei Zhan
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from common.config import Positive, Search, checked
 from common.losses import prototype_contrast
@@ -20,6 +20,7 @@ from strategies.core.method import (
     Update,
     Weighting,
 )
+from strategies.core.readings import Reading
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -43,6 +44,19 @@ class FedProc(Averaging):
             means (FPL's code).
         keep_missing: keep the last mean of a class that no client sent (the authors; FPL's code drops it).
     """
+
+    readings: ClassVar[tuple[Reading, ...]] = (
+        Reading("weight of cross-entropy", "official", "official", setting="schedule", tables={"fpl": "rethinkfl"}),
+        Reading(
+            "local prototypes",
+            released="post_eval",
+            setting="prototype_mode",
+            tables={"fpl": "last_epoch_running"},
+        ),
+        Reading("global prototypes", "samples", "samples", setting="prototype_weighting", tables={"fpl": "uniform"}),
+        Reading("class that no client sent", released=True, setting="keep_missing", tables={"fpl": False}),
+        Reading("similarity", released="dot product of features that one net normalises", ours="cosine"),
+    )
 
     temperature: Annotated[Positive, Search(0.05, 5.0)] = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"

@@ -25,6 +25,7 @@ from strategies.core.method import (
     Update,
     Weighting,
 )
+from strategies.core.readings import Reading
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -52,6 +53,17 @@ class FedProto(Averaging):
         predict_with: the classifier, or the class with the global prototype nearest to the feature (the classifier
             before there are any); classes without a prototype are not predicted.
     """
+
+    readings: ClassVar[tuple[Reading, ...]] = (
+        Reading("are models averaged", False, False, setting="aggregate_models", tables={"fedpall": False}),
+        Reading(
+            "local prototypes", released="last_epoch_running", setting="prototype_mode", tables={"fedpall": "post_eval"}
+        ),
+        Reading(
+            "global prototypes", "samples", "uniform", setting="prototype_weighting", tables={"fedpall": "samples"}
+        ),
+        Reading("prediction", "prototypes", "prototypes", setting="predict_with"),
+    )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
 

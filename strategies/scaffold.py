@@ -26,6 +26,7 @@ from strategies.core.method import (
     Weighting,
     tensor_specs,
 )
+from strategies.core.readings import Reading
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
@@ -64,6 +65,17 @@ class SCAFFOLD(Averaging):
         control: factor on ``c - c_k``, in [0, 1] (the paper: 1).
         weighting: models are averaged ``uniform``-ly (the paper), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Reading, ...]] = (
+        Reading("control variates", "option II (or I)", ours="paper"),
+        Reading("rate of the server", 1.0, setting="server_learning_rate"),
+        Reading("average of models", "uniform", setting="weighting"),
+        Reading(
+            "divisor",
+            "K, the local steps of plain SGD",
+            ours="what K steps add up to: K without momentum",
+        ),
+    )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"control": 0.0, "weighting": "samples"}
 

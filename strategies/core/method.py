@@ -37,6 +37,7 @@ from strategies.core.exchange import (
     feature_size_of,
     tensor_specs,
 )
+from strategies.core.readings import Reading
 
 Weighting = Literal["samples", "uniform"]
 """How much each client counts when the server averages models."""
@@ -65,6 +66,9 @@ class Method:
 
     pools: ClassVar[bool] = False
     """Whether one client holds the samples of all clients of the protocol."""
+
+    readings: ClassVar[tuple[Reading, ...]] = ()
+    """Where paper, released code and a plain run may differ, with the value of each."""
 
     @property
     def name(self) -> str:
