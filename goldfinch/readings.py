@@ -1,6 +1,6 @@
 """The readings of all methods: what papers print, what their released codes do, and what a plain run does.
 
-The methods' own files have them (:class:`strategies.core.readings.Reading`). The lines here are those of ``goldfinch
+The methods' own files have them (:class:`strategies.core.readings.Point`). The lines here are those of ``goldfinch
 list`` and of docs/methods.md.
 """
 

@@ -26,7 +26,7 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
@@ -70,7 +70,7 @@ class ADCOL(SingleSet):
         server_training: how the server trains D (FedPall's table: 3 epochs on Office-10 and PACS, 1 on Digits).
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (Reading("features that are sent", setting="feature_mode"),)
+    readings: ClassVar[tuple[Point, ...]] = (Point("features that are sent", setting="feature_mode"),)
 
     bound: ClassVar[Bound | None] = None
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from common.config import NonNegative, Positive, Search, checked
 from common.storage import GlobalState
 from strategies.core.method import ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.fedbn import FedBN, norm_state_names
 from strategies.feddyn import CLIENT_PREFIX, FedDyn
 from strategies.fpl import FPL
@@ -43,7 +43,7 @@ class Combined(FedBN, FedDyn, FPL):
         refresh_statistics: see :class:`~strategies.fedbn.FedBN`; has no effect without local normalisation.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = ()
+    readings: ClassVar[tuple[Point, ...]] = ()
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "alpha": 0.0,

@@ -31,7 +31,7 @@ from strategies.core.method import (
     UploadSpec,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 OWN = "own/"
 """Prefix of the client's trained model among the tensors that it keeps."""
@@ -146,19 +146,19 @@ class FCCLPlus(Averaging):
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("public images", released="5,000 of CIFAR-100", ours="512 generated textures; method.public.source"),
-        Reading("short last public batch", released="kept", ours="refused: public_batch divides public.samples"),
-        Reading("average of models", released="uniform", setting="weighting"),
-        Reading("batch norm on public images", released="train", setting="public_mode"),
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("public images", released="5,000 of CIFAR-100", ours="512 generated textures; method.public.source"),
+        Point("short last public batch", released="kept", ours="refused: public_batch divides public.samples"),
+        Point("average of models", released="uniform", setting="weighting"),
+        Point("batch norm on public images", released="train", setting="public_mode"),
+        Point(
             "public phase",
             released="begins a round, with new means after each batch",
             ours="closes it, with means of one pass",  # which takes two exchanges a round
         ),
-        Reading("public rate", released="falls to a tenth", ours="constant"),
-        Reading("teacher's batch norm", released="statistics of the batch", ours="running statistics"),
-        Reading("teacher of round 1", released="another random net", ours="none before the first training"),
+        Point("public rate", released="falls to a tenth", ours="constant"),
+        Point("teacher's batch norm", released="statistics of the batch", ours="running statistics"),
+        Point("teacher of round 1", released="another random net", ours="none before the first training"),
     )
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")

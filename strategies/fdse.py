@@ -32,7 +32,7 @@ from strategies.core.method import (
     Upload,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 ERASERS = "erasers/"
 """Prefix of the tables ``[C, ...]`` of the clients' erasers, by the name of the parameter."""
@@ -82,8 +82,8 @@ class FDSE(Averaging):
             by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "score",
             released="trained",
             setting="scored",
@@ -92,7 +92,7 @@ class FDSE(Averaging):
                 "mixture": "merged extractors with the mixed eraser",
             },
         ),
-        Reading(
+        Point(
             "regulariser",
             "printed",  # second-hand
             "released",
@@ -103,25 +103,25 @@ class FDSE(Averaging):
                 "kl": "the same with (mu - F)^2",
             },
         ),
-        Reading("channels of the extractor", 2, 2, setting="split"),
-        Reading("temperature of the mixture", released=0.5, setting="similarity_temperature"),
-        Reading("average of statistics", released="uniform", setting="weighting"),
-        Reading(
+        Point("channels of the extractor", 2, 2, setting="split"),
+        Point("temperature of the mixture", released=0.5, setting="similarity_temperature"),
+        Point("average of statistics", released="uniform", setting="weighting"),
+        Point(
             "weights of the regulariser",
             released="0.05 and growth 0.05 on Office-Caltech, 0.5 and 0.001 on PACS",
             ours="0.01 and growth 0.1; the tables' rows have the released ones",
         ),
-        Reading(
+        Point(
             "eraser behind linear layers",
             "a 1x1 convolution, behind convolutions too",  # second-hand
             "a factor per channel; 3x3 behind convolutions",
             "released",
         ),
-        Reading("padding of split 3x3 layers", released="none", ours="that of the layer"),
-        Reading("last step of an epoch", released="a full batch of a new shuffle", ours="the samples that are left"),
-        Reading("shortest vector of the hull", released="by a general solver", ours="by Wolfe's algorithm, exactly"),
-        Reading("factor on the rate per round", 0.998, 0.9998, "none; train.step_factor, as in the experiments"),
-        Reading("model for unseen clients", ours="with the plain mean of the erasers"),
+        Point("padding of split 3x3 layers", released="none", ours="that of the layer"),
+        Point("last step of an epoch", released="a full batch of a new shuffle", ours="the samples that are left"),
+        Point("shortest vector of the hull", released="by a general solver", ours="by Wolfe's algorithm, exactly"),
+        Point("factor on the rate per round", 0.998, 0.9998, "none; train.step_factor, as in the experiments"),
+        Point("model for unseen clients", ours="with the plain mean of the erasers"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {

@@ -16,7 +16,7 @@ from common.models.base import Model, initialised
 from common.numerics import working_dtype
 from common.settings import RunSettings
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
@@ -53,8 +53,8 @@ class FedADG(Averaging):
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "game",
             "paper",
             "released",
@@ -66,10 +66,10 @@ class FedADG(Averaging):
             },
             tables={"fedgca_pacs": "released_pacs"},
         ),
-        Reading("classifier", "task", "task", setting="head"),
-        Reading("epochs of the game", released=7, setting="adversarial_epochs"),
-        Reading("rate of generator and discriminator", released=0.7, setting="rate"),
-        Reading("average of models", released="uniform", setting="weighting"),
+        Point("classifier", "task", "task", setting="head"),
+        Point("epochs of the game", released=7, setting="adversarial_epochs"),
+        Point("rate of generator and discriminator", released=0.7, setting="rate"),
+        Point("average of models", released="uniform", setting="weighting"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {

@@ -26,7 +26,7 @@ from strategies.core.method import (
     Upload,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -53,13 +53,13 @@ class FedAPC(Averaging):
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "clients' class means",
             "summed (Eq. 4) or averaged (text)",
             ours="paper",  # the only use is a cosine, which ignores the length
         ),
-        Reading(
+        Point(
             "where the views come in",
             setting="reading",
             says={
@@ -68,8 +68,8 @@ class FedAPC(Averaging):
                 "views": "with views=augmented, every step classifies and contrasts the mean feature of several views",
             },
         ),
-        Reading("number of views", setting="prototype_views"),
-        Reading("tau", setting="temperature"),
+        Point("number of views", setting="prototype_views"),
+        Point("tau", setting="temperature"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}

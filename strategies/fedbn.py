@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import checked
 from strategies.core.method import ClientContext
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.fedavg import FedAvg
 
 
@@ -35,10 +35,10 @@ class FedBN(FedAvg):
             seeds 0 and 1) ``true`` ends at 91.6 % instead of 84.3 %.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("batch norm is told by", "type", setting="layers", tables={"fedpall": "name"}),
-        Reading("average of models", released="uniform", setting="weighting"),
-        Reading("running statistics of a score", released=False, setting="refresh_statistics"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("batch norm is told by", "type", setting="layers", tables={"fedpall": "name"}),
+        Point("average of models", released="uniform", setting="weighting"),
+        Point("running statistics of a score", released=False, setting="refresh_statistics"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None

@@ -24,7 +24,7 @@ from strategies.core.method import (
     ServerContext,
     Update,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 ROW_DOMAINS = "row_domains"
 """Name of the tensor ``[M]`` int64 that gives the domain of each global prototype, as :func:`domain_number`."""
@@ -63,13 +63,13 @@ class FedDAP(Averaging):
             again in every round.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("weight of DPA", 10.0, 1.0, setting="alignment", tables={"feddap": 10.0}),  # the paper's is second-hand
-        Reading("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),  # second-hand too
-        Reading("tau of CPCL", released=0.02, setting="temperature"),
-        Reading("rows of domains that sat out", released=False, setting="keep_missing"),
-        Reading("noise on the class sums", released="by a helper that the code lacks", ours="none"),
-        Reading("what a domain is", ours="the one that the client registered"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("weight of DPA", 10.0, 1.0, setting="alignment", tables={"feddap": 10.0}),  # the paper's is second-hand
+        Point("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),  # second-hand too
+        Point("tau of CPCL", released=0.02, setting="temperature"),
+        Point("rows of domains that sat out", released=False, setting="keep_missing"),
+        Point("noise on the class sums", released="by a helper that the code lacks", ours="none"),
+        Point("what a domain is", ours="the one that the client registered"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alignment": 0.0, "contrast": 0.0}

@@ -27,7 +27,7 @@ from strategies.core.method import (
     UploadSpec,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 MEASURED = "measured"
 """Name of the three numbers that a client sends: of the received model, of the trained model, and the samples."""
@@ -77,8 +77,8 @@ class FedDGGA(Averaging):
         weighting: the shares at the start: ``uniform`` (the code), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "step of a share",
             True,  # as another implementation's comments have it
             False,
@@ -88,11 +88,11 @@ class FedDGGA(Averaging):
                 "True": "the mean gap is subtracted, the step is not divided and falls by 1 - (t - 1) / R",
             },
         ),
-        Reading("step size", released=0.2, setting="step_size"),
-        Reading("shares at the start", released="uniform", setting="weighting"),
-        Reading("client that sat out the round before", ours="keeps its share"),
-        Reading("rounds", released="R + 1", ours="R"),
-        Reading("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
+        Point("step size", released=0.2, setting="step_size"),
+        Point("shares at the start", released="uniform", setting="weighting"),
+        Point("client that sat out the round before", ours="keeps its share"),
+        Point("rounds", released="R + 1", ours="R"),
+        Point("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"step_size": 0.0, "weighting": "samples"}

@@ -13,7 +13,7 @@ from common.config import NonNegative, Search, checked
 from common.models.base import Model, ModelError, pool
 from common.numerics import working_dtype
 from strategies.core.method import Batch, ClientContext, Losses
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.feddyn import FedDyn
 
 PROBABILITY_FLOOR = 1e-7
@@ -50,8 +50,8 @@ class FedGCA(FedDyn):
         maps: use CAM.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "divergence of Eq. 2",
             "bce",
             setting="form",
@@ -60,13 +60,13 @@ class FedGCA(FedDyn):
                 "kl": "the text's Kullback-Leibler divergence",
             },
         ),
-        Reading("alpha on Digits and PACS", "0.1 and 10 (or 0.1 on both: a sentence reads both ways)", ours="paper"),
-        Reading("beta on Digits and PACS", "0.1 and 8 (or 10 and 8)", ours="paper"),
-        Reading(
+        Point("alpha on Digits and PACS", "0.1 and 10 (or 0.1 on both: a sentence reads both ways)", ours="paper"),
+        Point("beta on Digits and PACS", "0.1 and 8 (or 10 and 8)", ours="paper"),
+        Point(
             "repetitions with the same parameters",
             ours="two views that are drawn once; views.repeats=10 views.random_repeats=true is the other",
         ),
-        Reading("initial weights on PACS", ours="random; model.pretrained_file=FILE for ImageNet's, as is probable"),
+        Point("initial weights on PACS", ours="random; model.pretrained_file=FILE for ImageNet's, as is probable"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}

@@ -14,7 +14,7 @@ from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage import GlobalState, under_prefix
 from strategies.core.method import Averaging, ServerContext, Update, Weighting
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 
@@ -49,11 +49,11 @@ class FedOpt(Averaging):
             registers layers twice, so that its server has taken over the mean before the optimiser's step.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("average of models", "uniform", setting="weighting"),
-        Reading("where the step begins", "received", setting="start", tables={"fpl": "mean"}),
-        Reading("degree of adaptivity", 1e-3, setting="epsilon"),
-        Reading("buffers", ours="the plain mean"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("average of models", "uniform", setting="weighting"),
+        Point("where the step begins", "received", setting="start", tables={"fpl": "mean"}),
+        Point("degree of adaptivity", 1e-3, setting="epsilon"),
+        Point("buffers", ours="the plain mean"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {

@@ -30,7 +30,7 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.fedbn import norm_state_names
 from strategies.parts.edits import running_statistics_kept
 from strategies.parts.sent_prototypes import class_means_of
@@ -72,8 +72,8 @@ class FedPall(SingleSet):
         server_training: how the server trains classifier and amplifier (3 epochs; on Digits 1).
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "adversarial term",
             "paper",
             "released",
@@ -83,14 +83,14 @@ class FedPall(SingleSet):
                 "released": "KL(uniform || amplifier)",
             },
         ),
-        Reading(
+        Point(
             "local means",
             "paper",
             "released",
             setting="fidelity",
             says={"paper": "as they are", "released": "at unit length"},
         ),
-        Reading(
+        Point(
             "InfoNCE's denominator",
             "paper",
             "released",
@@ -100,7 +100,7 @@ class FedPall(SingleSet):
                 "released": "every class, and prototypes keep their lengths there",
             },
         ),
-        Reading(
+        Point(
             "share and mask",
             "paper",
             "released",
@@ -110,16 +110,16 @@ class FedPall(SingleSet):
                 "released": "one share of two decimals, one mask of exactly mask_share ones, per client and round",
             },
         ),
-        Reading(
+        Point(
             "weights of InfoNCE and KL on Digits",
             "0.3 and 0.7",
             "0.7 and 0.3",
             "0.1 and 0.1; released if printed=true",
         ),
-        Reading("features that are sent", released="train", setting="feature_mode"),
-        Reading("smallest share", released=0.8, setting="mix_low"),
-        Reading("share of the mask", released=0.9, setting="mask_share"),
-        Reading("tau", released=3.0, setting="temperature"),
+        Point("features that are sent", released="train", setting="feature_mode"),
+        Point("smallest share", released=0.8, setting="mix_low"),
+        Point("share of the mask", released=0.9, setting="mask_share"),
+        Point("tau", released=3.0, setting="temperature"),
     )
 
     bound: ClassVar[Bound | None] = None

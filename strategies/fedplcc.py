@@ -12,7 +12,7 @@ from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage import GlobalState
 from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import SentClusters
 
 
@@ -36,12 +36,12 @@ class FedPLCC(SentClusters):
         weighted: rows count by their share; ``False`` is Table V's "w=1".
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("power of a cosine at and below zero", ours="it is clamped at 1e-4 before"),
-        Reading("tau", 0.07, setting="temperature"),  # the ablation's text names 0.55 and means 0.055
-        Reading("alpha", 0.5, setting="alpha"),
-        Reading("prototypes of the server's clusters", ours="the plain mean of the members; weights add up"),
-        Reading("E = 10", "ten local epochs (Table I; in the text, ten iterations of each)", ours="paper"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("power of a cosine at and below zero", ours="it is clamped at 1e-4 before"),
+        Point("tau", 0.07, setting="temperature"),  # the ablation's text names 0.55 and means 0.055
+        Point("alpha", 0.5, setting="alpha"),
+        Point("prototypes of the server's clusters", ours="the plain mean of the members; weights add up"),
+        Point("E = 10", "ten local epochs (Table I; in the text, ten iterations of each)", ours="paper"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}

@@ -25,7 +25,7 @@ from strategies.core.method import (
     Update,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -54,15 +54,13 @@ class FedProto(Averaging):
             before there are any); classes without a prototype are not predicted.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("are models averaged", False, False, setting="aggregate_models", tables={"fedpall": False}),
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("are models averaged", False, False, setting="aggregate_models", tables={"fedpall": False}),
+        Point(
             "local prototypes", released="last_epoch_running", setting="prototype_mode", tables={"fedpall": "post_eval"}
         ),
-        Reading(
-            "global prototypes", "samples", "uniform", setting="prototype_weighting", tables={"fedpall": "samples"}
-        ),
-        Reading("prediction", "prototypes", "prototypes", setting="predict_with"),
+        Point("global prototypes", "samples", "uniform", setting="prototype_weighting", tables={"fedpall": "samples"}),
+        Point("prediction", "prototypes", "prototypes", setting="predict_with"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Search, checked
 from strategies.core.method import Averaging, ClientContext
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.edits import pull_towards
 
 
@@ -27,8 +27,8 @@ class FedProx(Averaging):
             not, so 1 is the default and 0.01 reproduces the code.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("a further factor on mu", 1.0, setting="scale", tables={"fpl": 0.01}),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("a further factor on mu", 1.0, setting="scale", tables={"fpl": 0.01}),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
 from strategies.core.method import ClientContext, Losses, Method
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
 NORM_FLOOR = 1e-12
@@ -35,7 +35,7 @@ class FedSAM(Method):
             SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (Reading("radius", released="0.1 on CIFAR-10", ours="0.05, SAM's own"),)
+    readings: ClassVar[tuple[Point, ...]] = (Point("radius", released="0.1 on CIFAR-10", ours="0.05, SAM's own"),)
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 

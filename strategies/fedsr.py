@@ -16,7 +16,7 @@ from common.models.base import Model, initialised
 from common.numerics import generator, working_dtype
 from common.prototypes import PrototypeSet
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Weighting
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
@@ -45,17 +45,17 @@ class FedSR(Averaging):
         weighting: how the server averages: ``uniform`` (the released code), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "L2R",
             "paper",
             "released",
             setting="fidelity",
             says={"paper": "the mean squared length", "released": "the mean length"},
         ),
-        Reading("average of models", released="uniform", setting="weighting", tables={"fedgca": "samples"}),
-        Reading("steps of a round", released="five", ours="all batches of train.epochs; train.local_steps=5"),
-        Reading("scale C", released="free, and its logarithm is lost below 0", ours="a softplus"),
+        Point("average of models", released="uniform", setting="weighting", tables={"fedgca": "samples"}),
+        Point("steps of a round", released="five", ours="all batches of train.epochs; train.local_steps=5"),
+        Point("scale C", released="free, and its logarithm is lost below 0", ours="a softplus"),
     )
 
     norm: Annotated[NonNegative, Search(1e-4, 0.1)] = 0.01

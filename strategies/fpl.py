@@ -11,7 +11,7 @@ from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage import GlobalState
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, PrototypeMode, ServerContext, Update
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 
 @checked
@@ -35,9 +35,9 @@ class FPL(Averaging):
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("reduction of UPCR", "the sum over feature dimensions", "the mean over them", "released"),
-        Reading("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("reduction of UPCR", "the sum over feature dimensions", "the mean over them", "released"),
+        Point("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.config import NonNegative, checked
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.fpl import FPL
 from strategies.parts.heal import Heal
 
@@ -27,7 +27,7 @@ class FPLHeal(Heal, FPL):
     (int32) and the number of its rounds. Server state: three numbers per client.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (*Heal.readings, *FPL.readings)
+    readings: ClassVar[tuple[Point, ...]] = (*Heal.readings, *FPL.readings)
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "threshold": -1.0,

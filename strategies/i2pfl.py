@@ -28,7 +28,7 @@ from strategies.core.method import (
     ServerContext,
     Update,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 MIXUP = 0.4
 """Alpha of the Beta distribution of gamma, which is drawn for each sample."""
@@ -62,18 +62,18 @@ class I2PFL(Averaging):
             ``rounds.largest_share``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
             "what 0.99 multiplies",
             0.01,
             setting="smoothing",
             says={"0.99": "the old prototypes", "0.01": "new ones"},
             tables={"i2pfl": 0.99},
         ),
-        Reading("reduction of APA", "the sum over classes", ours="the mean over samples and dimensions"),
-        Reading("mean of mixed features", "over the batch", ours="paper"),
-        Reading("gamma", ours="one per sample"),
-        Reading("local prototypes", ours="a pass after training, without MixUp"),
+        Point("reduction of APA", "the sum over classes", ours="the mean over samples and dimensions"),
+        Point("mean of mixed features", "over the batch", ours="paper"),
+        Point("gamma", ours="one per sample"),
+        Point("local prototypes", ours="a pass after training, without MixUp"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "alignment": 0.0}

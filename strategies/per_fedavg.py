@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.config import Natural, NonNegative, checked
 from strategies.core.method import ClientContext, Losses, Method
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.edits import displace, restore
 
 
@@ -37,10 +37,10 @@ class PerFedAvg(Method):
         adapt_steps: steps with ``inner_rate`` before each score, >= 0.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("steps before a score", 1, 1, setting="adapt_steps", tables={"fedpall": 0}),
-        Reading("last of an odd number of batches", released="skipped", ours="released"),
-        Reading("a single batch", released="never trains", ours="is divided into its pair"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("steps before a score", 1, 1, setting="adapt_steps", tables={"fedpall": 0}),
+        Point("last of an odd number of batches", released="skipped", ours="released"),
+        Point("a single batch", released="never trains", ours="is divided into its pair"),
     )
 
     inner_rate: NonNegative | None = None

@@ -26,7 +26,7 @@ from strategies.core.method import (
     Weighting,
     tensor_specs,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
@@ -66,11 +66,11 @@ class SCAFFOLD(Averaging):
         weighting: models are averaged ``uniform``-ly (the paper), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("control variates", "option II (or I)", ours="paper"),
-        Reading("rate of the server", 1.0, setting="server_learning_rate"),
-        Reading("average of models", "uniform", setting="weighting"),
-        Reading(
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("control variates", "option II (or I)", ours="paper"),
+        Point("rate of the server", 1.0, setting="server_learning_rate"),
+        Point("average of models", "uniform", setting="weighting"),
+        Point(
             "divisor",
             "K, the local steps of plain SGD",
             ours="what K steps add up to: K without momentum",

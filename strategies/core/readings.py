@@ -16,7 +16,7 @@ NOT_KNOWN = "-"
 
 
 @dataclass(frozen=True)
-class Reading:
+class Point:
     """One point of a method, as its paper, its released code and a plain run have it.
 
     Args:

@@ -29,7 +29,7 @@ from strategies.core.method import (
     UploadSpec,
     Weighting,
 )
-from strategies.core.readings import Reading
+from strategies.core.readings import Point
 
 MASK = "/mask"
 """Suffix of a mask's name in an upload, after its tensor's name."""
@@ -66,13 +66,13 @@ class Heal(Averaging):
         weighting: the shares at the start: ``uniform`` (the code), or by ``samples``.
     """
 
-    readings: ClassVar[tuple[Reading, ...]] = (
-        Reading("threshold", released=0.3, setting="threshold"),
-        Reading("momentum", released=0.4, setting="momentum"),
-        Reading("shares at the start", released="uniform", setting="weighting"),
-        Reading("rounds that are counted", released="the run's", ours="the client's own; equal if all take part"),
-        Reading("an update of exactly 0", released="counts as a fall", ours="released"),
-        Reading("integer counters", released="masked", ours="the lower median of the clients'"),
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("threshold", released=0.3, setting="threshold"),
+        Point("momentum", released=0.4, setting="momentum"),
+        Point("shares at the start", released="uniform", setting="weighting"),
+        Point("rounds that are counted", released="the run's", ours="the client's own; equal if all take part"),
+        Point("an update of exactly 0", released="counts as a fall", ours="released"),
+        Point("integer counters", released="masked", ours="the lower median of the clients'"),
     )
 
     averages: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from goldfinch.papers import NAMES, PAPERS, cited
 from goldfinch.readings import lines_of, plain_methods, table_rows
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, method_of, published_tables
 from strategies.core.method import Method
-from strategies.core.readings import NOT_KNOWN, Reading
+from strategies.core.readings import NOT_KNOWN, Point
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 METHODS = plain_methods()
@@ -23,7 +23,7 @@ OF_NO_PAPER = {"combined", "single_set", "pooled", "fedavg"}
 """Methods without a point on which a paper and a release could differ."""
 
 
-def readings() -> Iterator[tuple[str, Method, Reading]]:
+def readings() -> Iterator[tuple[str, Method, Point]]:
     for name, method in METHODS.items():
         for reading in method.readings:
             yield name, method, reading
