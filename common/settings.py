@@ -16,7 +16,7 @@ from common.config import Natural, build, check, checked, construct, is_plain, t
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect
-from common.data.protocols import ClientSpec, Protocol
+from common.data.protocols import ClientSpec, Protocol, not_held
 from common.data.table import placed
 from common.data.views import Views
 from common.errors import ConfigError, nearest
@@ -52,6 +52,8 @@ def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) ->
 def inspect_run(settings: "RunSettings") -> None:
     """Read and compare all domains of a simulation, those that are only scored too: see :func:`inspect`.
 
+    What no client holds of the training images is said in a line.
+
     Raises:
         DataError: see :func:`inspect`.
     """
@@ -59,6 +61,8 @@ def inspect_run(settings: "RunSettings") -> None:
     used = {client.domain for client in protocol.clients(data)} | set(protocol.test_domains(data))
     domains = [domain for domain in data.domains if domain in used]
     inspect(data, domains, private=isinstance(settings.privacy, GaussianPrivacy))
+    if line := not_held(data, protocol, settings.seed):
+        warn_once(line)
 
 
 def _true_or_anyway(value: Any) -> Any:

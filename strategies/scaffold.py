@@ -51,11 +51,11 @@ def effective_steps(steps: int, momentum: float) -> float:
 class SCAFFOLD(Averaging):
     """Local steps along ``g - c_k + c``, which removes the client's drift; ``control=0`` is FedAvg.
 
-    With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps ``w <-
-    w + server_learning_rate mean_S (w_k - w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1). Buffers
-    are averaged. The paper has plain SGD; with momentum K is replaced by :func:`effective_steps`, without which control
-    variates are too large by up to ten (momentum 0.9) and training diverges. The method equals FedAvg bit for bit at
-    ``control=0 weighting=samples``.
+    With option II, ``c_k <- control (c_k - c) + (w^t - w_k) / (K learning_rate)`` over the K local steps: the mean of
+    the client's own gradients, whatever the factor; the server steps ``w <- w + server_learning_rate mean_S (w_k -
+    w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1). Buffers are averaged. The paper has plain SGD;
+    with momentum K is replaced by :func:`effective_steps`, without which control variates are too large by up to ten
+    (momentum 0.9) and training diverges. The method equals FedAvg bit for bit at ``control=0 weighting=samples``.
 
     Payload: the model's state and one tensor per parameter (c, or the change of c_k), both ways. Client state: c_k.
     Server state: c.
@@ -106,7 +106,7 @@ class SCAFFOLD(Averaging):
         parameters = dict(local.model.named_parameters())
         for name, c in under_prefix(CONTROL, local.extra).items():
             own = local.kept.get(CONTROL + name, torch.zeros_like(c))
-            after[name] = own - c + (before[name] - parameters[name].detach()) / travelled
+            after[name] = self.control * (own - c) + (before[name] - parameters[name].detach()) / travelled
             change[name] = after[name] - own
         return Upload(extra=with_prefix(CONTROL, change), local=with_prefix(CONTROL, after))
 
