@@ -98,8 +98,8 @@ class Facts:
         code: the hash of the code that ran, with ``(changed)`` if a part ran other code; ``unknown`` if it is not
             recorded.
         versions: the version of each package on the server.
-        processor: the server's processor, see :func:`common.versions.processor`, and the cards that clients train on, if
-            there are any; empty before the run starts.
+        processor: the server's processor, see :func:`common.versions.processor`, and the cards that clients train on;
+            empty before the run starts.
         scored: what was scored: ``global model``, ``own model`` of each client, or ``exported model``; empty before the
             run starts.
         bound: the line of a table that the method is, ``lower`` or ``upper``; ``None`` if it is ranked with others.
