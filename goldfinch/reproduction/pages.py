@@ -211,8 +211,7 @@ def _chance(comparison: Comparison) -> str:
     tied = f" ({order.tied} tied)" if order.tied else ""
     return (
         f"{order.kept} of {order.pairs} pairs{tied} are in the paper's order; {standing.own} is number "
-        f"{standing.place} of {standing.rows}. If all were equal, {percent(order.chance)} of orders would keep as many "
-        f"pairs or more, and {percent(1 / standing.rows)} have {standing.own} first."
+        f"{standing.place} of {standing.rows}. If all were equal, {percent(order.chance)} of orders would keep as many."
     )
 
 

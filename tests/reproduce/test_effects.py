@@ -167,7 +167,7 @@ def test_the_page_has_effects_and_what_chance_gives() -> None:
     text = pages(comparison(), "x")[0]
     assert "C|D minus each row that is ranked with it" in text
     assert "2 of 2 pairs are in the paper's order; C|D is number 3 of 3." in text
-    assert "If all were equal, 33.3 % of orders would keep as many pairs or more, and 33.3 % have C|D first." in text
+    assert "If all were equal, 33.3 % of orders would keep as many." in text
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
