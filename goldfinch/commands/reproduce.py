@@ -389,12 +389,11 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
 
 
 def _effect(effect: Effect) -> dict[str, object]:
-    difference = effect.ours
     return {
         "minus": effect.rival,
-        "ours": difference.mean,
-        "low": difference.low,
-        "high": difference.high,
+        "ours": effect.ours,
+        "low": effect.low,
+        "high": effect.high,
         "printed": effect.printed,
         "printed_lies": effect.lies,
     }

@@ -294,22 +294,9 @@ class Comparison:
             printed = None
             if mine is not None and theirs is not None and len(self.comparable) == len(self.columns):
                 printed = mine - theirs
-            effects.append(Effect(line.printed.label, self._difference(self.own, line), printed))
+            ours = difference_of(self.own, line, self.average, self.table.rule, paired=self.paired)
+            effects.append(Effect(line.printed.label, ours.mean, ours.low, ours.high, printed))
         return effects
-
-    def _difference(self, one: Line, other: Line) -> Difference:
-        """Return the difference of two rows' averages: paired by seed, or of means over seeds without their scores."""
-        column, rule = self.average, self.table.rule
-        first, second = one.ours.scores(column, rule), other.ours.scores(column, rule)
-        seeds = sorted(first.keys() & second.keys())
-        if self.paired and len(seeds) > 1:
-            return paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-        values = []
-        for line in (one, other):
-            value = line.ours.value(column, rule)
-            assert value is not None  # it is ranked
-            values.append((value.mean, value.deviation, len(line.ours.seeds)))
-        return unpaired_difference(*values)
 
     def noise(self, line: Line, columns: Sequence[Column]) -> float | None:
         """Half of the 95 % interval of a gap to print that the choice of test images alone makes, percentage points.
@@ -341,6 +328,20 @@ class Comparison:
             for run in line.ours.runs:
                 hashes |= run.facts.splits
         return dict(sorted(hashes.items()))
+
+
+def difference_of(one: Line, other: Line, column: ScoreColumn, rule: str, *, paired: bool) -> Difference:
+    """Return the difference of two rows that have a value: ``paired`` by seed where they share two, else of means."""
+    first, second = one.ours.scores(column, rule), other.ours.scores(column, rule)
+    seeds = sorted(first.keys() & second.keys())
+    if paired and len(seeds) > 1:
+        return paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+    values = []
+    for line in (one, other):
+        value = line.ours.value(column, rule)
+        assert value is not None
+        values.append((value.mean, value.deviation, len(line.ours.seeds)))
+    return unpaired_difference(*values)
 
 
 def average_of(columns: Sequence[Column]) -> tuple[str, ...]:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from goldfinch.results.statistics import Difference
-
 
 @dataclass(frozen=True)
 class Order:
@@ -40,21 +38,29 @@ class Effect:
     Args:
         rival: label of the other row.
         ours: our difference of the averages, in percentage points.
-        printed: the printed one; ``None`` where there is none to compare with.
+        low, high: the ends of its 95 % interval; ``None`` without one.
+        printed: the printed difference; ``None`` where there is none to compare with.
     """
 
     rival: str
-    ours: Difference
+    ours: float
+    low: float | None
+    high: float | None
     printed: float | None
 
     @property
     def lies(self) -> str:
         """Where the printed difference lies: ``inside`` our interval, ``outside``, or ``-`` without one of the two."""
-        if self.printed is None or self.ours.low is None or self.ours.high is None:
+        if self.printed is None or self.low is None or self.high is None:
             return "-"
-        if self.ours.low <= self.printed <= self.ours.high:
+        if self.low <= self.printed <= self.high:
             return "inside"
         return "outside"
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.ours:+.2f}"
+        return f"{self.ours:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
 @dataclass(frozen=True)

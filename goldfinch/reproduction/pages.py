@@ -193,13 +193,13 @@ def _effects(comparison: Comparison) -> Sheet:
     """Return the table of the paper's own row minus each row that is ranked with it."""
     effects = comparison.effects()
     if all(effect.printed is None for effect in effects):
-        return Sheet("", ("minus", "ours, 95 %"), [(effect.rival, str(effect.ours)) for effect in effects])
+        return Sheet("", ("minus", "ours, 95 %"), [(effect.rival, str(effect)) for effect in effects])
     rows: Rows = []
     for effect in effects:
         printed = "-"
         if effect.printed is not None:
             printed = f"{effect.printed:+.2f}"
-        rows.append((effect.rival, str(effect.ours), printed, effect.lies))
+        rows.append((effect.rival, str(effect), printed, effect.lies))
     return Sheet("", ("minus", "ours, 95 %", "printed", "printed lies"), rows)
 
 

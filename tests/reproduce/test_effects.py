@@ -70,19 +70,19 @@ def test_percent_has_no_more_digits_than_it_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "printed", "lies"),
+    ("interval", "printed", "lies"),
     [
-        (Difference(2.0, 1.0), 3.0, "inside"),
-        (Difference(2.0, 1.0), 3.01, "outside"),
-        (Difference(2.0, 1.0), 0.9, "outside"),
-        (Difference(2.0, 1.0), None, "-"),
-        (Difference(2.0), 2.0, "-"),
+        ((1.0, 3.0), 3.0, "inside"),
+        ((1.0, 3.0), 3.01, "outside"),
+        ((1.0, 3.0), 0.9, "outside"),
+        ((1.0, 3.0), None, "-"),
+        ((None, None), 2.0, "-"),
     ],
 )
 def test_a_printed_difference_lies_inside_our_interval_or_outside(
-    ours: Difference, printed: float | None, lies: str
+    interval: tuple[float | None, float | None], printed: float | None, lies: str
 ) -> None:
-    assert Effect("B", ours, printed).lies == lies
+    assert Effect("B", 2.0, *interval, printed).lies == lies
 
 
 def test_welch_s_interval_is_scipy_s() -> None:
@@ -124,8 +124,8 @@ def test_effects_are_paired_by_seed_where_seeds_are_shared() -> None:
     assert [effect.rival for effect in rivals] == ["A", "C|D"]
     ours = [statistics.mean(scores) for scores in ((86, 70, 99), (86, 72, 99))]
     theirs = [statistics.mean(scores) for scores in ((80, 70, 30), (84, 74, 30))]
-    assert rivals[0].ours == paired_difference(ours, theirs)
-    assert rivals[1].ours.low is None, "one seed"
+    assert str(rivals[0]) == str(paired_difference(ours, theirs))
+    assert rivals[1].low is None, "one seed"
     assert [effect.printed for effect in rivals] == [None, None], "a column is a stand-in"
 
 
@@ -175,7 +175,8 @@ def test_a_committed_page_is_what_the_generator_makes_of_its_numbers(path: Path)
     text, made = path.read_text(), generated(path)
     assert section(text, "Effects") == section(made, "Effects")
     number = r"[+-]?\d+\.\d\d"
-    here, there = (section(page, "Published") for page in (text, made))
+    noise = re.compile(r"; \d+\.\d\d(?=\))|; then half of [^.]*(?=\.)")  # which needs the runs' images
+    here, there = (noise.sub("", section(page, "Published")) for page in (text, made))
     assert re.sub(number, "#", here) == re.sub(number, "#", there)
     pairs = zip(re.findall(number, here), re.findall(number, there), strict=True)
     assert all(abs(float(one) - float(other)) < 0.011 for one, other in pairs)  # a gap is of numbers with more digits

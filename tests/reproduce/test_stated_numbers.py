@@ -196,7 +196,7 @@ def effects_at_the_papers_length() -> list[str]:
             text, lies = "-", "-"
             if name in cells and base in cells:
                 printed = cells[name]["average"] - cells[base]["average"]
-                text, lies = f"{printed:+.1f}", Effect(base, ours, printed).lies
+                text, lies = f"{printed:+.1f}", Effect(base, ours.mean, ours.low, ours.high, printed).lies
             rows.append(f"| {table} | {name} minus {base} | {ours.text(1)} | {text} | {lies} |")
     return rows
 
