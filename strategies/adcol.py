@@ -72,6 +72,8 @@ class ADCOL(SingleSet):
 
     readings: ClassVar[tuple[Point, ...]] = (Point("features that are sent", setting="feature_mode"),)
 
+    capturable: ClassVar[bool] = True
+
     bound: ClassVar[Bound | None] = None
 
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1

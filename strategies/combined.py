@@ -45,6 +45,8 @@ class Combined(FedBN, FedDyn, FPL):
 
     readings: ClassVar[tuple[Point, ...]] = ()
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "alpha": 0.0,
         "contrast": 0.0,

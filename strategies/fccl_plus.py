@@ -161,6 +161,8 @@ class FCCLPlus(Averaging):
         Point("teacher of round 1", released="another random net", ours="none before the first training"),
     )
 
+    capturable: ClassVar[bool] = True
+
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "correlation": 0.0,

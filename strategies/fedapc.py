@@ -72,6 +72,8 @@ class FedAPC(Averaging):
         Point("tau", setting="temperature"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
 
     temperature: Annotated[Positive, Search(0.05, 1.0)] = 0.07

@@ -41,6 +41,8 @@ class FedBN(FedAvg):
         Point("running statistics of a score", released=False, setting="refresh_statistics"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None
     personal: ClassVar[bool] = True
 

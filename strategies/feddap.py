@@ -72,6 +72,8 @@ class FedDAP(Averaging):
         Point("what a domain is", ours="the one that the client registered"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alignment": 0.0, "contrast": 0.0}
     averages: ClassVar[bool] = False
 

@@ -95,6 +95,8 @@ class FedDGGA(Averaging):
         Point("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"step_size": 0.0, "weighting": "samples"}
     averages: ClassVar[bool] = False
 

@@ -64,6 +64,8 @@ class FedDyn(Averaging):
         Point("scored model", released="mean", setting="scored"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
 
     alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.01

@@ -69,6 +69,8 @@ class FedGCA(FedDyn):
         Point("initial weights on PACS", ours="random; model.pretrained_file=FILE for ImageNet's, as is probable"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
     multi_view: ClassVar[bool] = True
 

@@ -56,6 +56,8 @@ class FedOpt(Averaging):
         Point("buffers", ours="the plain mean"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "optimizer": "sgd",
         "server_learning_rate": 1.0,

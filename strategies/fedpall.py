@@ -122,6 +122,8 @@ class FedPall(SingleSet):
         Point("tau", released=3.0, setting="temperature"),
     )
 
+    capturable: ClassVar[bool] = True
+
     bound: ClassVar[Bound | None] = None
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 

@@ -44,6 +44,8 @@ class FedPLCC(SentClusters):
         Point("E = 10", "ten local epochs (Table I; in the text, ten iterations of each)", ours="paper"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
 
     temperature: Positive = 0.07

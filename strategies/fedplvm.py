@@ -45,6 +45,8 @@ class FedPLVM(SentClusters):
         Point("tau", released=0.07, setting="temperature"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
 
     temperature: Positive = 0.07

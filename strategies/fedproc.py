@@ -58,6 +58,8 @@ class FedProc(Averaging):
         Point("similarity", released="dot product of features that one net normalises", ours="cosine"),
     )
 
+    capturable: ClassVar[bool] = True
+
     temperature: Annotated[Positive, Search(0.05, 5.0)] = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"
     prototype_mode: Literal["post_eval", "last_epoch_running"] = "post_eval"

@@ -63,6 +63,8 @@ class FedProto(Averaging):
         Point("prediction", "prototypes", "prototypes", setting="predict_with"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
 
     consistency: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0

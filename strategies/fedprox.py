@@ -31,6 +31,8 @@ class FedProx(Averaging):
         Point("a further factor on mu", 1.0, setting="scale", tables={"fpl": 0.01}),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: Annotated[NonNegative, Search(1e-4, 1.0)] = 0.01

@@ -30,6 +30,8 @@ class FedRep(Method):
         Point("epochs of the head", released=10, setting="head_epochs", tables={"fedpall": None}),
     )
 
+    capturable: ClassVar[bool] = True
+
     personal: ClassVar[bool] = True
 
     head_epochs: Count | None = None

@@ -37,6 +37,8 @@ class FedSAM(Method):
 
     readings: ClassVar[tuple[Point, ...]] = (Point("radius", released="0.1 on CIFAR-10", ours="0.05, SAM's own"),)
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
     rho: Annotated[NonNegative, Search(0.005, 0.5)] = 0.05

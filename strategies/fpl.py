@@ -40,6 +40,8 @@ class FPL(Averaging):
         Point("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
 
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.02

@@ -29,6 +29,8 @@ class FPLHeal(Heal, FPL):
 
     readings: ClassVar[tuple[Point, ...]] = (*Heal.readings, *FPL.readings)
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "threshold": -1.0,
         "momentum": 0.0,

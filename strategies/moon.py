@@ -48,6 +48,8 @@ class MOON(Averaging):
         Point("previous model before the first training", ours="the received one; the term has no gradient then"),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: Annotated[NonNegative, Search(0.01, 10.0)] = 5.0

@@ -77,6 +77,8 @@ class SCAFFOLD(Averaging):
         ),
     )
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"control": 0.0, "weighting": "samples"}
 
     server_learning_rate: Annotated[Positive, Search(0.1, 1.0)] = 1.0
