@@ -15,7 +15,7 @@ from torch import Tensor
 from common.config import Count, Names, Natural, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.errors import ConfigError, DataError, nearest, some_of
+from common.errors import ConfigError, DataError, nearest
 from common.numerics import generator, numpy_generator
 
 T = TypeVar("T")
@@ -428,38 +428,6 @@ class Skewed(Protocol):
                 "raise protocol.classes_each or protocol.samples, or lower protocol.least"
             )
         return cuts
-
-
-def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
-    """Return what no client holds of the training images: how many, and which classes, by domain; empty if nothing.
-
-    Args:
-        data: the data set.
-        protocol: its clients' domains are read.
-        seed: the run's seed.
-    """
-    clients: dict[str, list[ClientSpec]] = {}
-    for client in protocol.clients(data):
-        clients.setdefault(client.domain, []).append(client)
-    found: list[str] = []
-    for name, of_domain in clients.items():
-        domain = data.load(name)
-        try:
-            parts = [protocol.split(domain, client, seed) for client in of_domain]
-        except DataError:  # a client that cannot be made says so itself
-            continue
-        labels = domain.train.labels
-        held = torch.cat(parts).unique()
-        if len(held) == len(labels):
-            continue
-        text = f"{name} {len(labels) - len(held):,} of {len(labels):,}"
-        lost = sorted(set(labels.tolist()) - set(labels[held].tolist()))
-        if lost:
-            text += f" (all of {some_of([str(data.class_names[label]) for label in lost])})"
-        found.append(text)
-    if not found:
-        return ""
-    return f"training images that no client holds, by this protocol: {'; '.join(found)}"
 
 
 def _check_known(setting: str, names: Iterable[str], data: DataSource) -> None:

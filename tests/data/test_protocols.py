@@ -10,6 +10,7 @@ import torch
 from data_makers import even_labels, made_up_domain
 
 from common.data.glyphs import Glyphs
+from common.data.inspection import not_held
 from common.data.office_caltech import OfficeCaltech
 from common.data.protocols import (
     Allocation,
@@ -19,7 +20,6 @@ from common.data.protocols import (
     OneClientPerDomain,
     Protocol,
     Skewed,
-    not_held,
     share,
     split_hash,
 )
