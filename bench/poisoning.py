@@ -61,7 +61,16 @@ ATTACKS: dict[str, str] = {
 STEPS = ("sign flip", "sign flip of 3", "blind flip", "framing", "little is enough")
 """Attacks by the update alone, which are run for each share of hostile clients."""
 
-STRENGTHS = {"sign flip of 3": "attack.strength=3.0"}
+LONG = f"attack.strength={AT_THE_BOUND:g}"
+STRENGTHS = {
+    "sign flip": LONG,
+    "sign flip of 3": "attack.strength=3.0",
+    "blind flip": LONG,
+    "framing": LONG,
+    "noise, 9e6 samples": LONG,
+    "variances": LONG,
+}
+"""The strength of an attack; others have none, or their own."""
 UNLIKE = {
     "rare domain": "four clients have handwritten digits, one has signs",
     "80/10/10": "three clients of three domains; one has 80 % of the samples",

@@ -15,7 +15,7 @@ from common.composition import compose_config
 from common.config import Natural, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
-from common.data.inspection import inspect
+from common.data.inspection import inspect_all
 from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
@@ -50,15 +50,13 @@ def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) ->
 
 
 def inspect_run(settings: "RunSettings") -> None:
-    """Read and compare all domains of a simulation, those that are only scored too: see :func:`inspect`.
+    """Read and compare all domains of a simulation, those that are only scored too: see :func:`inspect_all`.
 
     Raises:
-        DataError: see :func:`inspect`.
+        DataError: see :func:`inspect_all`.
     """
-    protocol, data = settings.protocol, settings.data
-    used = {client.domain for client in protocol.clients(data)} | set(protocol.test_domains(data))
-    domains = [domain for domain in data.domains if domain in used]
-    inspect(data, domains, private=isinstance(settings.privacy, GaussianPrivacy))
+    private = isinstance(settings.privacy, GaussianPrivacy)
+    inspect_all(settings.data, settings.protocol, settings.seed, private=private)
 
 
 def _true_or_anyway(value: Any) -> Any:

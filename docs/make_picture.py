@@ -32,7 +32,8 @@ COLORS = {"fedavg": "#8a8d9a", "fpl": "#c98a00"}
 
 def draw(folder: Path, target: Path) -> None:
     """Devices with their domains on the left, the server in the middle, what comes of it on the right."""
-    data = load_settings(["experiment=demo"]).data
+    settings = load_settings(["experiment=demo"])
+    data, protocol = settings.data, settings.protocol
     figure = new_figure(11, 4.2)
     figure.set_layout_engine("none")
     canvas = figure.add_axes((0, 0, 1, 1))
@@ -43,7 +44,8 @@ def draw(folder: Path, target: Path) -> None:
         split = data.load(name).train
         y = 3.1 - index * 0.92
         canvas.text(0.2, y + 0.36, f"{name}", fontsize=10, va="center", weight="bold")
-        canvas.text(0.2, y + 0.12, f"{len(split)} images", fontsize=8, va="center", color="#555")
+        held = [len(protocol.split(data.load(name), one, 0)) for one in protocol.clients(data) if one.domain == name]
+        canvas.text(0.2, y + 0.12, held_text(held), fontsize=8, va="center", color="#555")
         for column, digit in enumerate((2, 3, 5, 7)):
             chosen = torch.nonzero(split.labels == digit)[column].item()
             picture = figure.add_axes(((1.45 + column * 0.62) / 11, (y - 0.1) / 4.2, 0.58 / 11, 0.58 / 4.2))
@@ -65,7 +67,7 @@ def draw(folder: Path, target: Path) -> None:
     canvas.text(5.92, 1.5, "Flower SuperLink", fontsize=8, ha="center", color="#777")
     canvas.text(4.48, 3.5, "weights +\nprototypes", fontsize=8, ha="center", color="#777")
     canvas.text(
-        0.2, 0.12, "devices: one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
+        0.2, 0.12, "devices, with one domain each (Flower SuperNodes, or simulated on Ray)", fontsize=8, color="#777"
     )
     chart = plain_axes(figure.add_axes((0.685, 0.16, 0.22, 0.68)))
     chart.grid(visible=False)
@@ -88,6 +90,12 @@ def draw(folder: Path, target: Path) -> None:
     chart.tick_params(labelsize=8)
     chart.set_ylim(0, 100)
     save(figure, target)
+
+
+def held_text(held: Sequence[int]) -> str:
+    """Return how many clients hold how many images each, which a protocol gives all clients of a domain alike."""
+    images = " to ".join(f"{count}" for count in sorted({min(held), max(held)}))
+    return f"{len(held)} x {images} images" if len(held) > 1 else f"{images} images"
 
 
 def mean_over_runs(values: Sequence[Sequence[float]]) -> list[float]:

@@ -22,6 +22,7 @@ from common.errors import ConfigError, nearest
 from common.overlays import GROUPS, leaves, printed_values
 from common.regular_files import read_small
 from goldfinch.papers import PAPERS, cited
+from goldfinch.readings import lines_of
 
 NAMES_OF_TYPES: dict[Any, str] = {
     bool: "true or false",
@@ -159,6 +160,7 @@ def _explain_choice(group: str, choice: str | None) -> Explanation:
     parts = [_comment(group, choice), _description(target)]
     if group == "method" and choice in PAPERS:
         parts.append(f"Paper: {cited(choice)}")
+        parts += lines_of(choice)
     text = "\n\n".join(part for part in parts if part)
     return Explanation(f"{group}={choice}", text, list(_settings(target, node, group, published)))
 

@@ -246,7 +246,7 @@ class RunRecord(RunFiles):
 
     @property
     def processor(self) -> str:
-        """The server's processor: model, instruction set, and what restricts it; empty before the run starts."""
+        """The server's processor: model, instruction set, restrictions, the clients' card; empty before the start."""
         return processor_name(self.facts.processor)
 
     @cached_property

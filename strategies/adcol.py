@@ -26,6 +26,7 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
 )
+from strategies.core.readings import Point
 from strategies.parts.server_nets import (
     NetTraining,
     initial_net,
@@ -68,6 +69,8 @@ class ADCOL(SingleSet):
             statistics (``train``, as in FedPall's code), or plain images in evaluation mode.
         server_training: how the server trains D (FedPall's table: 3 epochs on Office-10 and PACS, 1 on Digits).
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (Point("features that are sent", setting="feature_mode"),)
 
     capturable: ClassVar[bool] = True
 

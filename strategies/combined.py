@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from common.config import NonNegative, Positive, Search, checked
 from common.storage import GlobalState
 from strategies.core.method import ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
+from strategies.core.readings import Point
 from strategies.fedbn import FedBN, norm_state_names
 from strategies.feddyn import CLIENT_PREFIX, FedDyn
 from strategies.fpl import FPL
@@ -41,6 +42,8 @@ class Combined(FedBN, FedDyn, FPL):
         consistency: weight of FPL's consistency.
         refresh_statistics: see :class:`~strategies.fedbn.FedBN`; has no effect without local normalisation.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = ()
 
     capturable: ClassVar[bool] = True
 

@@ -29,7 +29,9 @@ from strategies.core.method import (
     Update,
     Upload,
     UploadSpec,
+    Weighting,
 )
+from strategies.core.readings import Point
 
 OWN = "own/"
 """Prefix of the client's trained model among the tensors that it keeps."""
@@ -123,7 +125,7 @@ class FCCLPlus(Averaging):
     public images, not the model. ``collaborate``: the server sends the means over clients. Devices take one step per
     public batch towards high correlation of equal logits and low correlation of different ones with the mean, and
     towards the mean's similarities between images. The models are then averaged.
-    ``correlation=similarity=distillation=0`` is FedAvg. What differs from the released code: docs/methods.md.
+    ``correlation=similarity=distillation=0 weighting=samples`` is FedAvg.
 
     Payload: the model's state both ways; up logits ``[N, K]`` and similarities ``[N, public_batch - 1]`` of the N
     public images, down their means. Client state: its model after its last local training. Privacy: outputs of a
@@ -134,29 +136,51 @@ class FCCLPlus(Averaging):
             are generated; the released code takes 5,120 images of CIFAR-100.
         public_batch: images per public step, >= 2; divides ``public.samples`` (the released code: 256 on digits).
         public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
-        public_mode: batch norm in the public phase: ``eval`` keeps the private data's statistics; ``train`` uses and
-            moves to those of the public images, as the released code does, which suits only images like the own ones.
+        public_mode: batch norm in the public phase: ``train`` uses and moves to the statistics of the public images, as
+            the released code does; ``eval`` keeps the private data's.
         similarity_temperature: temperature of the similarities, > 0.
         correlation: weight of the cross-correlation, >= 0.
         similarity: weight of the similarity distillation, >= 0 (the code's ``dis_power``).
         distillation: weight of the non-target distillation, >= 0.
         distillation_temperature: T > 0. The released code's best settings have 3 on digits and 1 on Office-Caltech.
+        weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("public images", released="5,000 of CIFAR-100", ours="512 generated textures; method.public.source"),
+        Point("short last public batch", released="kept", ours="refused: public_batch divides public.samples"),
+        Point("average of models", released="uniform", setting="weighting"),
+        Point("batch norm on public images", released="train", setting="public_mode"),
+        Point(
+            "public phase",
+            released="begins a round, with new means after each batch",
+            ours="closes it, with means of one pass",  # which takes two exchanges a round
+        ),
+        Point("public rate", released="falls to a tenth", ours="constant"),
+        Point("teacher's batch norm", released="statistics of the batch", ours="running statistics"),
+        Point("teacher of round 1", released="another random net", ours="none before the first training"),
+    )
 
     capturable: ClassVar[bool] = True
 
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")
-    fedavg_at: ClassVar[Mapping[str, Any] | None] = {"correlation": 0.0, "similarity": 0.0, "distillation": 0.0}
+    fedavg_at: ClassVar[Mapping[str, Any] | None] = {
+        "correlation": 0.0,
+        "similarity": 0.0,
+        "distillation": 0.0,
+        "weighting": "samples",
+    }
 
     public: PublicImages = field(default_factory=lambda: PublicImages(Textures(), "textures"))
     public_batch: AtLeastTwo = 128
     public_learning_rate: Positive = 1e-3
-    public_mode: Literal["eval", "train"] = "eval"
+    public_mode: Literal["train", "eval"] = "train"
     similarity_temperature: Positive = 0.02
     correlation: NonNegative = 1.0
     similarity: Annotated[NonNegative, Search(0.1, 10.0)] = 3.0
     distillation: Annotated[NonNegative, Search(0.01, 1.0)] = 1.0
     distillation_temperature: Positive = 3.0
+    weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
         divides = self.public.samples % self.public_batch == 0

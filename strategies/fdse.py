@@ -32,6 +32,7 @@ from strategies.core.method import (
     Upload,
     Weighting,
 )
+from strategies.core.readings import Point
 
 ERASERS = "erasers/"
 """Prefix of the tables ``[C, ...]`` of the clients' erasers, by the name of the parameter."""
@@ -75,11 +76,53 @@ class FDSE(Averaging):
         form: of the regulariser. ``released``: the code's, with one running mean and variance for all layers;
             ``printed``: squared distances for each layer and channel (second-hand, the paper's); ``kl``: the code's
             with the squared difference of means that a KL divergence has.
-        scored: ``mixture``: the merged extractors with the client's mixed eraser, as other personal methods are scored
-            here; ``trained``: the client's model right after its local training, the released code's rule.
+        scored: ``trained``: the client's model right after its local training, the released code's rule; ``mixture``:
+            the merged extractors with the client's mixed eraser, as other personal methods are scored here.
         weighting: of running statistics, and of everything with ``consensus=mean``: ``uniform`` (the released code), or
             by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "score",
+            released="trained",
+            setting="scored",
+            says={
+                "trained": "the client's model right after local training",
+                "mixture": "merged extractors with the mixed eraser",
+            },
+        ),
+        Point(
+            "regulariser",
+            "printed",  # second-hand
+            "released",
+            setting="form",
+            says={
+                "printed": "squared distances for each layer and channel",
+                "released": "one running pair for all layers, with mu^2 - F^2",
+                "kl": "the same with (mu - F)^2",
+            },
+        ),
+        Point("channels of the extractor", 2, 2, setting="split"),
+        Point("temperature of the mixture", released=0.5, setting="similarity_temperature"),
+        Point("average of statistics", released="uniform", setting="weighting"),
+        Point(
+            "weights of the regulariser",
+            released="0.05 and growth 0.05 on Office-Caltech, 0.5 and 0.001 on PACS",
+            ours="0.01 and growth 0.1; the tables' rows have the released ones",
+        ),
+        Point(
+            "eraser behind linear layers",
+            "a 1x1 convolution, behind convolutions too",  # second-hand
+            "a factor per channel; 3x3 behind convolutions",
+            "released",
+        ),
+        Point("padding of split 3x3 layers", released="none", ours="that of the layer"),
+        Point("last step of an epoch", released="a full batch of a new shuffle", ours="the samples that are left"),
+        Point("shortest vector of the hull", released="by a general solver", ours="by Wolfe's algorithm, exactly"),
+        Point("factor on the rate per round", 0.998, 0.9998, "none; train.step_factor, as in the experiments"),
+        Point("model for unseen clients", ours="with the plain mean of the erasers"),
+    )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "split": None,
@@ -95,7 +138,7 @@ class FDSE(Averaging):
     depth_growth: NonNegative = 0.1
     consensus: Literal["min_norm", "mean"] = "min_norm"
     form: Literal["released", "printed", "kl"] = "released"
-    scored: Literal["mixture", "trained"] = "mixture"
+    scored: Literal["trained", "mixture"] = "trained"
     weighting: Weighting = "uniform"
 
     # ---- the model -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from common.models.base import Model, initialised
 from common.numerics import working_dtype
 from common.settings import RunSettings
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Phase, Weighting
+from strategies.core.readings import Point
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 
@@ -51,6 +52,25 @@ class FedADG(Averaging):
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "game",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={
+                "paper": "the generator trains",
+                "released": "the generator never trains",
+                "released_pacs": "least-squares GANs, the code for PACS",
+            },
+            tables={"fedgca_pacs": "released_pacs"},
+        ),
+        Point("classifier", "task", "task", setting="head"),
+        Point("epochs of the game", released=7, setting="adversarial_epochs"),
+        Point("rate of generator and discriminator", released=0.7, setting="rate"),
+        Point("average of models", released="uniform", setting="weighting"),
+    )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "adversarial_epochs": 0,

@@ -26,6 +26,7 @@ from strategies.core.method import (
     Upload,
     Weighting,
 )
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -51,6 +52,25 @@ class FedAPC(Averaging):
             ``views`` does without.
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "clients' class means",
+            "summed (Eq. 4) or averaged (text)",
+            ours="paper",  # the only use is a cosine, which ignores the length
+        ),
+        Point(
+            "where the views come in",
+            setting="reading",
+            says={
+                "prototypes": "prototypes from augmented views, training as the data say",
+                "raw_training": "the same, training on the images as they are",
+                "views": "with views=augmented, every step classifies and contrasts the mean feature of several views",
+            },
+        ),
+        Point("number of views", setting="prototype_views"),
+        Point("tau", setting="temperature"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import checked
 from strategies.core.method import ClientContext
+from strategies.core.readings import Point
 from strategies.fedavg import FedAvg
 
 
@@ -33,6 +34,12 @@ class FedBN(FedAvg):
             averaging, the default, although these do not fit while the weights still move far: on glyphs (10 rounds,
             seeds 0 and 1) ``true`` ends at 91.6 % instead of 84.3 %.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("batch norm is told by", "type", setting="layers", tables={"fedpall": "name"}),
+        Point("average of models", released="uniform", setting="weighting"),
+        Point("running statistics of a score", released=False, setting="refresh_statistics"),
+    )
 
     capturable: ClassVar[bool] = True
 

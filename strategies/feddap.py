@@ -24,6 +24,7 @@ from strategies.core.method import (
     ServerContext,
     Update,
 )
+from strategies.core.readings import Point
 
 ROW_DOMAINS = "row_domains"
 """Name of the tensor ``[M]`` int64 that gives the domain of each global prototype, as :func:`domain_number`."""
@@ -61,6 +62,15 @@ class FedDAP(Averaging):
         keep_missing: keep the last row of a class and domain that no participant reported; the code makes all rows
             again in every round.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("weight of DPA", 10.0, 1.0, setting="alignment", tables={"feddap": 10.0}),  # the paper's is second-hand
+        Point("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),  # second-hand too
+        Point("tau of CPCL", released=0.02, setting="temperature"),
+        Point("rows of domains that sat out", released=False, setting="keep_missing"),
+        Point("noise on the class sums", released="by a helper that the code lacks", ours="none"),
+        Point("what a domain is", ours="the one that the client registered"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -27,6 +27,7 @@ from strategies.core.method import (
     UploadSpec,
     Weighting,
 )
+from strategies.core.readings import Point
 
 MEASURED = "measured"
 """Name of the three numbers that a client sends: of the received model, of the trained model, and the samples."""
@@ -75,6 +76,24 @@ class FedDGGA(Averaging):
         centred: whether the mean gap is subtracted.
         weighting: the shares at the start: ``uniform`` (the code), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "step of a share",
+            True,  # as another implementation's comments have it
+            False,
+            setting="centred",
+            says={
+                "False": "step_size / C times the gap, falling by 1 - (t - 2) / R, clipped to 0 and 1",
+                "True": "the mean gap is subtracted, the step is not divided and falls by 1 - (t - 1) / R",
+            },
+        ),
+        Point("step size", released=0.2, setting="step_size"),
+        Point("shares at the start", released="uniform", setting="weighting"),
+        Point("client that sat out the round before", ours="keeps its share"),
+        Point("rounds", released="R + 1", ours="R"),
+        Point("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
+    )
 
     capturable: ClassVar[bool] = True
 

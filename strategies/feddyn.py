@@ -15,6 +15,7 @@ from common.config import NonNegative, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage import GlobalState, under_prefix
 from strategies.core.method import Averaging, ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
+from strategies.core.readings import Point
 from strategies.parts.edits import add_linear, pull_towards
 
 CLIENT_PREFIX = "lambda/"
@@ -55,6 +56,13 @@ class FedDyn(Averaging):
         weighting: how the server averages: ``uniform`` (Algorithm 1), or by ``samples``.
         scored: the ``mean`` of the client models (the authors' rule), or the ``cloud`` model that training starts from.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("alpha", "one for all clients", "times mean N / N_k on client k", "paper"),
+        Point("clipped gradients", None, 10.0, setting="clip"),
+        Point("average of models", "uniform", "uniform", setting="weighting", tables={"fpl": "samples"}),
+        Point("scored model", released="mean", setting="scored"),
+    )
 
     capturable: ClassVar[bool] = True
 

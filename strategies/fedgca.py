@@ -13,6 +13,7 @@ from common.config import NonNegative, Search, checked
 from common.models.base import Model, ModelError, pool
 from common.numerics import working_dtype
 from strategies.core.method import Batch, ClientContext, Losses
+from strategies.core.readings import Point
 from strategies.feddyn import FedDyn
 
 PROBABILITY_FLOOR = 1e-7
@@ -48,6 +49,25 @@ class FedGCA(FedDyn):
         predictions: use CP.
         maps: use CAM.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "divergence of Eq. 2",
+            "bce",
+            setting="form",
+            says={
+                "bce": "the print, its sign over both terms, which also rewards confidence",
+                "kl": "the text's Kullback-Leibler divergence",
+            },
+        ),
+        Point("alpha on Digits and PACS", "0.1 and 10 (or 0.1 on both: a sentence reads both ways)", ours="paper"),
+        Point("beta on Digits and PACS", "0.1 and 8 (or 10 and 8)", ours="paper"),
+        Point(
+            "repetitions with the same parameters",
+            ours="two views that are drawn once; views.repeats=10 views.random_repeats=true is the other",
+        ),
+        Point("initial weights on PACS", ours="random; model.pretrained_file=FILE for ImageNet's, as is probable"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -14,6 +14,7 @@ from common.config import BelowOne, Positive, Search, checked
 from common.prototypes import PrototypeSet
 from common.storage import GlobalState, under_prefix
 from strategies.core.method import Averaging, ServerContext, Update, Weighting
+from strategies.core.readings import Point
 
 FIRST, SECOND = "first_moment/", "second_moment/"
 
@@ -47,6 +48,13 @@ class FedOpt(Averaging):
         start: where the step begins: at the ``received`` model w^t, as in Algorithm 2, or at the ``mean``. FPL's code
             registers layers twice, so that its server has taken over the mean before the optimiser's step.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("average of models", "uniform", setting="weighting"),
+        Point("where the step begins", "received", setting="start", tables={"fpl": "mean"}),
+        Point("degree of adaptivity", 1e-3, setting="epsilon"),
+        Point("buffers", ours="the plain mean"),
+    )
 
     capturable: ClassVar[bool] = True
 

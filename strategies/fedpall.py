@@ -30,6 +30,7 @@ from strategies.core.method import (
     Upload,
     UploadSpec,
 )
+from strategies.core.readings import Point
 from strategies.fedbn import norm_state_names
 from strategies.parts.edits import running_statistics_kept
 from strategies.parts.sent_prototypes import class_means_of
@@ -59,8 +60,7 @@ class FedPall(SingleSet):
     ``swap_classifier`` is SingleSet. Paper, code, payload and privacy: docs/methods.md.
 
     Args:
-        fidelity: ``released`` draws one share of two decimals and one mask with exactly ``mask_share`` ones per client
-            and round; ``paper`` draws a share and an independent Bernoulli mask per sample.
+        fidelity: ``released``, the code that made the published numbers, or ``paper``, in all of :attr:`readings`.
         feature_mode: augmented batches with their own statistics (``train``, released), or plain in evaluation mode.
         protection: change of features before they are sent: none, Gaussian noise N(0, 1), mixture, mask, or both.
         mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.
@@ -68,11 +68,59 @@ class FedPall(SingleSet):
         temperature: tau > 0 (released: 3).
         contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
-        denominator: InfoNCE over ``all`` classes; over the ``negatives`` only (Eq. 7); or over all with prototypes that
-            are not normalised there (``raw``, released; their lengths are at most 1).
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier (3 epochs; on Digits 1).
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "adversarial term",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={
+                "paper": "KL(amplifier || uniform), whose gradient saturates",
+                "released": "KL(uniform || amplifier)",
+            },
+        ),
+        Point(
+            "local means",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={"paper": "as they are", "released": "at unit length"},
+        ),
+        Point(
+            "InfoNCE's denominator",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={
+                "paper": "without the own class (Eq. 7)",
+                "released": "every class, and prototypes keep their lengths there",
+            },
+        ),
+        Point(
+            "share and mask",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={
+                "paper": "one share and an independent Bernoulli mask per sample",
+                "released": "one share of two decimals, one mask of exactly mask_share ones, per client and round",
+            },
+        ),
+        Point(
+            "weights of InfoNCE and KL on Digits",
+            "0.3 and 0.7",
+            "0.7 and 0.3",
+            "0.1 and 0.1; released if printed=true",
+        ),
+        Point("features that are sent", released="train", setting="feature_mode"),
+        Point("smallest share", released=0.8, setting="mix_low"),
+        Point("share of the mask", released=0.9, setting="mask_share"),
+        Point("tau", released=3.0, setting="temperature"),
+    )
 
     capturable: ClassVar[bool] = True
 
@@ -80,7 +128,6 @@ class FedPall(SingleSet):
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 
     fidelity: Literal["released", "paper"] = "released"
-    denominator: Literal["all", "negatives", "raw"] = "all"
     feature_mode: Literal["train", "eval"] = "train"
     protection: Literal["none", "gaussian", "mix", "mask", "both"] = "both"
     mix_low: ZeroToOne = 0.8
@@ -121,13 +168,11 @@ class FedPall(SingleSet):
         return Losses(terms)
 
     def _contrast(self, batch: Batch, prototypes: PrototypeSet) -> Tensor:
-        """Return InfoNCE with the global prototypes, see ``denominator``."""
+        """Return InfoNCE with the global prototypes."""
         classes: Literal["all", "negatives"] = "all"
-        rows: Literal["normalised", "raw"] = "normalised"
-        if self.denominator == "negatives":
-            classes = "negatives"
-        if self.denominator == "raw":
-            rows = "raw"
+        rows: Literal["normalised", "raw"] = "raw"
+        if self.fidelity == "paper":
+            classes, rows = "negatives", "normalised"
         return prototype_contrast(
             batch.features,
             batch.labels,

@@ -12,6 +12,7 @@ from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
 from common.storage import GlobalState
 from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import SentClusters
 
 
@@ -34,6 +35,14 @@ class FedPLCC(SentClusters):
         fraction: phi, share of the class's rows in the correction, in (0, 1].
         weighted: rows count by their share; ``False`` is Table V's "w=1".
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("power of a cosine at and below zero", ours="it is clamped at 1e-4 before"),
+        Point("tau", 0.07, setting="temperature"),  # the ablation's text names 0.55 and means 0.055
+        Point("alpha", 0.5, setting="alpha"),
+        Point("prototypes of the server's clusters", ours="the plain mean of the members; weights add up"),
+        Point("E = 10", "ten local epochs (Table I; in the text, ten iterations of each)", ours="paper"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -10,6 +10,7 @@ from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import unbiased_prototypes
 from strategies.core.method import Batch, ClientContext, Losses, Weighting
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import SentClusters
 
 
@@ -34,6 +35,15 @@ class FedPLVM(SentClusters):
         correction: its lambda before the correction, >= 0 (the same 100 there).
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("correction", released="2 (cos - 1)^2 to the mean of the class's rows, without alpha", ours="released"),
+        Point("initial models", released="a different one on each client", ours="one for all clients"),
+        Point("short last batch", released="dropped, in training and before clustering", ours="kept"),
+        Point("average of models", released="uniform", setting="weighting"),
+        Point("alpha", released=0.25, setting="alpha"),
+        Point("tau", released=0.07, setting="temperature"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -20,6 +20,7 @@ from strategies.core.method import (
     Update,
     Weighting,
 )
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -43,6 +44,19 @@ class FedProc(Averaging):
             means (FPL's code).
         keep_missing: keep the last mean of a class that no client sent (the authors; FPL's code drops it).
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("weight of cross-entropy", "official", "official", setting="schedule", tables={"fpl": "rethinkfl"}),
+        Point(
+            "local prototypes",
+            released="post_eval",
+            setting="prototype_mode",
+            tables={"fpl": "last_epoch_running"},
+        ),
+        Point("global prototypes", "samples", "samples", setting="prototype_weighting", tables={"fpl": "uniform"}),
+        Point("class that no client sent", released=True, setting="keep_missing", tables={"fpl": False}),
+        Point("similarity", released="dot product of features that one net normalises", ours="cosine"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -25,6 +25,7 @@ from strategies.core.method import (
     Update,
     Weighting,
 )
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 
 
@@ -52,6 +53,15 @@ class FedProto(Averaging):
         predict_with: the classifier, or the class with the global prototype nearest to the feature (the classifier
             before there are any); classes without a prototype are not predicted.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("are models averaged", False, False, setting="aggregate_models", tables={"fedpall": False}),
+        Point(
+            "local prototypes", released="last_epoch_running", setting="prototype_mode", tables={"fedpall": "post_eval"}
+        ),
+        Point("global prototypes", "samples", "uniform", setting="prototype_weighting", tables={"fedpall": "samples"}),
+        Point("prediction", "prototypes", "prototypes", setting="predict_with"),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Search, checked
 from strategies.core.method import Averaging, ClientContext
+from strategies.core.readings import Point
 from strategies.parts.edits import pull_towards
 
 
@@ -25,6 +26,10 @@ class FedProx(Averaging):
         scale: a further factor on mu, >= 0. The code released with FPL multiplies by 0.01 once more; the paper does
             not, so 1 is the default and 0.01 reproduces the code.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("a further factor on mu", 1.0, setting="scale", tables={"fpl": 0.01}),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from common.config import Count, checked
 from strategies.core.method import Method, Phase
+from strategies.core.readings import Point
 
 
 @checked
@@ -24,6 +25,10 @@ class FedRep(Method):
     Args:
         head_epochs: epochs of the head, >= 1; ``None`` takes the run's local epochs, as FedPall does (official: 10).
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("epochs of the head", released=10, setting="head_epochs", tables={"fedpall": None}),
+    )
 
     capturable: ClassVar[bool] = True
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from common.config import NonNegative, Search, checked
 from strategies.core.method import ClientContext, Losses, Method
+from strategies.core.readings import Point
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
 NORM_FLOOR = 1e-12
@@ -33,6 +34,8 @@ class FedSAM(Method):
         rho: radius of the neighbourhood, >= 0, in the units of the parameters. FedGCA's tables do not give it; 0.05 is
             SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (Point("radius", released="0.1 on CIFAR-10", ours="0.05, SAM's own"),)
 
     capturable: ClassVar[bool] = True
 

@@ -5,7 +5,7 @@ A. Tuan Nguyen, Philip Torr, Ser-Nam Lim. NeurIPS 2022. OpenReview:mrt90D00aQX.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from common.models.base import Model, initialised
 from common.numerics import generator, working_dtype
 from common.prototypes import PrototypeSet
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Weighting
+from strategies.core.readings import Point
 
 GAUSSIANS = "class_gaussians"
 """The module of the model that stays on the device."""
@@ -34,10 +35,6 @@ class FedSR(Averaging):
     * ||z|| + divergence * KL(N(C mean, (C deviation)^2) || N(r_m^y, (r_s^y)^2))``, the last summed over features. Since
     the network differs, no setting is FedAvg; ``norm=divergence=0`` is FedAvg of the probabilistic network.
 
-    The released code takes five optimiser steps a round (``train.local_steps=5``) and averages clients equally
-    (``weighting=uniform``, which by default is by samples, as in the other rows of FedGCA's tables); it leaves C a
-    free number, and its logarithm is lost once C turns negative. Here C is positive, in either fidelity.
-
     Payload: the network's state both ways. Client state: the class Gaussians r_m, r_s and the scale C.
 
     Args:
@@ -45,13 +42,26 @@ class FedSR(Averaging):
         divergence: weight of CMI, >= 0 (released for PACS: 0.001).
         fidelity: L2R is the mean squared length (``paper``) or the mean length (``released``); the latter made the
             published numbers and its weight belongs to it, so it is the default.
-        weighting: how the server averages: by ``samples``, or ``uniform`` (the released code).
+        weighting: how the server averages: ``uniform`` (the released code), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "L2R",
+            "paper",
+            "released",
+            setting="fidelity",
+            says={"paper": "the mean squared length", "released": "the mean length"},
+        ),
+        Point("average of models", released="uniform", setting="weighting", tables={"fedgca": "samples"}),
+        Point("steps of a round", released="five", ours="all batches of train.epochs; train.local_steps=5"),
+        Point("scale C", released="free, and its logarithm is lost below 0", ours="a softplus"),
+    )
 
     norm: Annotated[NonNegative, Search(1e-4, 0.1)] = 0.01
     divergence: Annotated[NonNegative, Search(1e-5, 0.1)] = 0.001
     fidelity: Literal["paper", "released"] = "released"
-    weighting: Weighting = "samples"
+    weighting: Weighting = "uniform"
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
         """Return the model's backbone under a Gaussian layer and a linear classifier, and the class Gaussians."""

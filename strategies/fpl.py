@@ -11,6 +11,7 @@ from common.losses import PrototypeTerms, prototype_losses
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, unbiased_prototypes
 from common.storage import GlobalState
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, PrototypeMode, ServerContext, Update
+from strategies.core.readings import Point
 
 
 @checked
@@ -33,6 +34,11 @@ class FPL(Averaging):
         target: prototypes of UPCR: the mean of the clusters, or the mean of the clients (Table 3).
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("reduction of UPCR", "the sum over feature dimensions", "the mean over them", "released"),
+        Point("local prototypes", "post_eval", "last_epoch_running", setting="prototype_mode"),
+    )
 
     capturable: ClassVar[bool] = True
 

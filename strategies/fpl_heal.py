@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.config import NonNegative, checked
+from strategies.core.readings import Point
 from strategies.fpl import FPL
 from strategies.parts.heal import Heal
 
@@ -25,6 +26,8 @@ class FPLHeal(Heal, FPL):
     Payload: that of FPL, and up one bit per floating-point element of the model. Client state: one count per element
     (int32) and the number of its rounds. Server state: three numbers per client.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (*Heal.readings, *FPL.readings)
 
     capturable: ClassVar[bool] = True
 

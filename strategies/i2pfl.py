@@ -28,6 +28,7 @@ from strategies.core.method import (
     ServerContext,
     Update,
 )
+from strategies.core.readings import Point
 
 MIXUP = 0.4
 """Alpha of the Beta distribution of gamma, which is drawn for each sample."""
@@ -60,6 +61,20 @@ class I2PFL(Averaging):
         reweight: weigh clients' means by their distance; otherwise all count the same. A weight is at most
             ``rounds.largest_share``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "what 0.99 multiplies",
+            0.01,
+            setting="smoothing",
+            says={"0.99": "the old prototypes", "0.01": "new ones"},
+            tables={"i2pfl": 0.99},
+        ),
+        Point("reduction of APA", "the sum over classes", ours="the mean over samples and dimensions"),
+        Point("mean of mixed features", "over the batch", ours="paper"),
+        Point("gamma", ours="one per sample"),
+        Point("local prototypes", ours="a pass after training, without MixUp"),
+    )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "alignment": 0.0}
     averages: ClassVar[bool] = False

@@ -14,6 +14,7 @@ from common.config import NonNegative, Positive, Search, checked
 from common.numerics import unit_vectors, working_dtype
 from common.storage import under_prefix, with_prefix
 from strategies.core.method import Averaging, Batch, ClientContext, Losses, Trained, Upload
+from strategies.core.readings import Point
 
 PREVIOUS = "previous/"
 
@@ -38,6 +39,14 @@ class MOON(Averaging):
         frozen_mode: ``eval``: the two frozen models use their running statistics; ``train``: those of the batch, as in
             FPL's code.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("features", "behind a projection head of 256", "behind a projection head of 256", "the network's own"),
+        Point("frozen models' batch norm", setting="frozen_mode", tables={"fpl": "train"}),
+        Point("mu", setting="mu", tables={"fedpall": 1.0}),
+        Point("tau", 0.5, 0.5, setting="temperature", tables={"fedpall": 1.0}),
+        Point("previous model before the first training", ours="the received one; the term has no gradient then"),
+    )
 
     capturable: ClassVar[bool] = True
 

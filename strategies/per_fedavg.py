@@ -4,12 +4,14 @@ Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar. NeurIPS 2020. arXiv:2002.07948.
 """
 
 from itertools import islice
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from common.config import Natural, NonNegative, checked
 from strategies.core.method import ClientContext, Losses, Method
+from strategies.core.readings import Point
 from strategies.parts.edits import displace, restore
 
 
@@ -34,6 +36,12 @@ class PerFedAvg(Method):
         inner_rate: a, >= 0; ``None`` takes the run's learning rate, which is b. (FedPall: both 0.01.)
         adapt_steps: steps with ``inner_rate`` before each score, >= 0.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("steps before a score", 1, 1, setting="adapt_steps", tables={"fedpall": 0}),
+        Point("last of an odd number of batches", released="skipped", ours="released"),
+        Point("a single batch", released="never trains", ours="is divided into its pair"),
+    )
 
     inner_rate: NonNegative | None = None
     adapt_steps: Natural = 0

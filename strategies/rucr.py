@@ -27,6 +27,7 @@ from strategies.core.method import (
     UploadSpec,
     tensor_specs,
 )
+from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
 from strategies.parts.server_nets import NetTraining, train_net
 
@@ -58,6 +59,15 @@ class RUCR(Method):
         rebalance_epochs: epochs over the synthetic features, >= 0; ``None`` takes the run's local epochs.
         rebalance_rate: learning rate of plain SGD, > 0; the classifier's batch norm keeps its statistics.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point(
+            "rounds with re-balancing",
+            released="the last 20, only to score",
+            ours="all, fed back, as in FedPall's table",
+        ),
+        Point("share of a mixture", released="in (0.35, 0.95)", ours="in (0.2, 0.8], as in FedPall's table"),
+    )
 
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
     exchanges: ClassVar[tuple[str, ...]] = ("train", "rebalance")

@@ -26,6 +26,7 @@ from strategies.core.method import (
     Weighting,
     tensor_specs,
 )
+from strategies.core.readings import Point
 from strategies.parts.edits import add_linear
 
 CONTROL = "control/"
@@ -50,11 +51,11 @@ def effective_steps(steps: int, momentum: float) -> float:
 class SCAFFOLD(Averaging):
     """Local steps along ``g - c_k + c``, which removes the client's drift; ``control=0`` is FedAvg.
 
-    With option II, ``c_k <- c_k - c + (w^t - w_k) / (K learning_rate)`` over the K local steps; the server steps ``w <-
-    w + server_learning_rate mean_S (w_k - w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1). Buffers
-    are averaged. The paper has plain SGD; with momentum K is replaced by :func:`effective_steps`, without which control
-    variates are too large by up to ten (momentum 0.9) and training diverges. The method equals FedAvg bit for bit at
-    ``control=0 weighting=samples``.
+    With option II, ``c_k <- control (c_k - c) + (w^t - w_k) / (K learning_rate)`` over the K local steps: the mean of
+    the client's own gradients, whatever the factor; the server steps ``w <- w + server_learning_rate mean_S (w_k -
+    w^t)`` and ``c <- c + (1 / C) sum_S (c_k^new - c_k)`` (Algorithm 1). Buffers are averaged. The paper has plain SGD;
+    with momentum K is replaced by :func:`effective_steps`, without which control variates are too large by up to ten
+    (momentum 0.9) and training diverges. The method equals FedAvg bit for bit at ``control=0 weighting=samples``.
 
     Payload: the model's state and one tensor per parameter (c, or the change of c_k), both ways. Client state: c_k.
     Server state: c.
@@ -64,6 +65,17 @@ class SCAFFOLD(Averaging):
         control: factor on ``c - c_k``, in [0, 1] (the paper: 1).
         weighting: models are averaged ``uniform``-ly (the paper), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("control variates", "option II (or I)", ours="paper"),
+        Point("rate of the server", 1.0, setting="server_learning_rate"),
+        Point("average of models", "uniform", setting="weighting"),
+        Point(
+            "divisor",
+            "K, the local steps of plain SGD",
+            ours="what K steps add up to: K without momentum",
+        ),
+    )
 
     capturable: ClassVar[bool] = True
 
@@ -96,7 +108,7 @@ class SCAFFOLD(Averaging):
         parameters = dict(local.model.named_parameters())
         for name, c in under_prefix(CONTROL, local.extra).items():
             own = local.kept.get(CONTROL + name, torch.zeros_like(c))
-            after[name] = own - c + (before[name] - parameters[name].detach()) / travelled
+            after[name] = self.control * (own - c) + (before[name] - parameters[name].detach()) / travelled
             change[name] = after[name] - own
         return Upload(extra=with_prefix(CONTROL, change), local=with_prefix(CONTROL, after))
 

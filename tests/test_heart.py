@@ -19,7 +19,11 @@ STARTS = ("server.run.conduct", "server.engines.inline", "server.engines.flower"
 """Where a run begins: on the server, on each of the two engines, and on a client."""
 
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "methods, one of which a run chooses": (r"strategies\.\w+", r"strategies\.parts\..*"),
+    "methods, one of which a run chooses": (
+        r"strategies\.\w+",
+        r"strategies\.parts\..*",
+        r"strategies\.core\.readings",
+    ),
     "networks, one of which a run chooses": (r"common\.models\.(?!base|specs).*",),
     "readers of images": (r"common\.data\.(?!batches|domain|protocols|views).*",),
     "metrics that a run may ask for besides": (r"common\.(confidence|own_metric)", r"server\.run\.measures"),

@@ -1,4 +1,4 @@
-"""Checks of the images of a run: copies in two places, and images with two labels."""
+"""Checks of the images of a run: copies in two places, images with two labels, and images that no client holds."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
+from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, some_of
 from common.text import warn_once
@@ -59,6 +62,50 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
     if errors:
         raise DataError("; ".join(dict.fromkeys(errors)))
     compare_images(source, found, private=private)
+
+
+def inspect_all(source: DataSource, protocol: Protocol, seed: int, *, private: bool = False) -> None:
+    """Read and compare the domains that a protocol uses (:func:`inspect`), and say what no client holds of them.
+
+    Raises:
+        DataError: see :func:`inspect`.
+    """
+    used = {client.domain for client in protocol.clients(source)} | set(protocol.test_domains(source))
+    inspect(source, [domain for domain in source.domains if domain in used], private=private)
+    if line := not_held(source, protocol, seed):
+        warn_once(line)
+
+
+def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
+    """Return what no client holds of the training images: how many, and which classes, by domain; empty if nothing.
+
+    Args:
+        data: the data set.
+        protocol: its clients' domains are read.
+        seed: the run's seed.
+    """
+    clients: dict[str, list[ClientSpec]] = {}
+    for client in protocol.clients(data):
+        clients.setdefault(client.domain, []).append(client)
+    found: list[str] = []
+    for name, of_domain in clients.items():
+        domain = data.load(name)
+        try:
+            parts = [protocol.split(domain, client, seed) for client in of_domain]
+        except DataError:  # a client that cannot be made says so itself
+            continue
+        labels = domain.train.labels
+        held = torch.cat(parts).unique()
+        if len(held) == len(labels):
+            continue
+        text = f"{name} {len(labels) - len(held):,} of {len(labels):,}"
+        lost = sorted(set(labels.tolist()) - set(labels[held].tolist()))
+        if lost:
+            text += f" (all of {some_of([str(data.class_names[label]) for label in lost])})"
+        found.append(text)
+    if not found:
+        return ""
+    return f"training images that no client holds, by this protocol: {'; '.join(found)}"
 
 
 def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:

@@ -22,6 +22,7 @@ from goldfinch.commands.sweep import Job, check_data, execute, raise_failures, w
 from goldfinch.kept import split_overwrite
 from goldfinch.record import RunRecord, varying
 from goldfinch.reproduction.comparison import Comparison, Line
+from goldfinch.reproduction.effects import Effect
 from goldfinch.reproduction.pages import Picture, pages
 from goldfinch.reproduction.published import (
     PublishedRow,
@@ -379,10 +380,22 @@ def numbers(comparison: Comparison, request: ReproductionRequest) -> dict[str, o
         "command": request.command,
         "rule": comparison.table.rule,
         "versions": dict(package_versions()),
-        "verdict": comparison.verdict().word,
+        "effects": [_effect(effect) for effect in comparison.effects()],
         "spearman": order.correlation,
         "pairs_kept": [order.kept, order.pairs],
+        "chance": order.chance,
         "rows": rows,
+    }
+
+
+def _effect(effect: Effect) -> dict[str, object]:
+    return {
+        "minus": effect.rival,
+        "ours": effect.ours,
+        "low": effect.low,
+        "high": effect.high,
+        "printed": effect.printed,
+        "printed_lies": effect.lies,
     }
 
 

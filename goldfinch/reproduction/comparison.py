@@ -1,7 +1,7 @@
 """Compares our numbers with the published ones: mean and deviation over seeds, gaps, order.
 
 **Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
-clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, verdict.
+clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, effects.
 
 **When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x models scored on
 them x rounds that count x seeds)``. There is one model per client that is scored on the domain. Two rows tie in a
@@ -11,7 +11,9 @@ two rows tie if they differ by less than 1e-9, which is the noise of floating po
 """
 
 import itertools
+import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,10 +22,13 @@ from pathlib import Path
 from scipy.stats import spearmanr
 
 from goldfinch.record import RunRecord
+from goldfinch.reproduction.effects import Effect, Order, Standing, chance_of
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
-from goldfinch.reproduction.verdict import Claim, Order, Verdict, verdict
 from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
-from goldfinch.results.seeds import Value
+from goldfinch.results.statistics import Difference, paired_difference, unpaired_difference
+
+NORMAL = 1.96
+"""Deviations of a normal distribution within which 95 % of it lie."""
 
 EXACT = 1e-9
 """Percentage points below which two numbers differ by floating point alone."""
@@ -158,7 +163,7 @@ class Comparison:
 
     @property
     def judged(self) -> bool:
-        """The kind of rows that the verdict is about: that of the paper's own row, else of most rows."""
+        """The kind of rows that the effects are of: that of the paper's own row, else of most rows."""
         if self.own is not None:
             return self.own.ours.personal
         personal = [line.ours.personal for line in self.lines]
@@ -247,42 +252,74 @@ class Comparison:
             lines += [line for line in self.lines if line.ours is best]
         return lines
 
-    def claim(self) -> Claim | None:
-        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
+    @property
+    def rivals(self) -> list[Line]:
+        """The rows that are ranked with the paper's own; none if it was not run or has no score."""
         if self.own is None or self.own not in self.ranked_with(self.own.ours.personal):
-            return None
-        mine = self.own.ours.value(self.average, self.table.rule)
-        if mine is None:
-            return None
-        tolerance = self.tolerance(self.columns)
-        rivals: list[tuple[Line, Value]] = []
-        ahead = 0
-        for line in self.ranked_with(self.own.ours.personal):
-            average = line.ours.value(self.average, self.table.rule)
-            if line is self.own or average is None:
-                continue
-            rivals.append((line, average))
-            if average.mean > mine.mean + tolerance:
-                ahead += 1
-        if not rivals:
-            return None
-        best_rival, other = max(rivals, key=lambda rival: rival[1].mean)
-        deviation = None
-        if mine.deviation is not None and other.deviation is not None:
-            deviation = max(mine.deviation, other.deviation)
-        return Claim(
-            self.own.printed.label,
-            best_rival.printed.label,
-            len(rivals) + 1,
-            ahead + 1,
-            mine.mean - other.mean,
-            tolerance,
-            deviation,
-        )
+            return []
+        return [line for line in self.ranked_with(self.own.ours.personal) if line is not self.own]
 
-    def verdict(self) -> Verdict:
-        """Whether the paper's order holds, by the rule of :mod:`goldfinch.reproduction.verdict`."""
-        return verdict(self.order(), self.claim())
+    def standing(self) -> Standing | None:
+        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
+        if self.own is None or not self.rivals:
+            return None
+        mine = self._mean(self.own)
+        ahead = [line for line in self.rivals if self._mean(line) > mine + self.tolerance(self.columns)]
+        return Standing(self.own.printed.label, len(self.rivals) + 1, len(ahead) + 1)
+
+    @property
+    def paired(self) -> bool:
+        """Whether the scores of single seeds are known of all rows that effects are of."""
+        lines = self.rivals
+        if self.own is not None:
+            lines.append(self.own)
+        return all(line.ours.scores(self.average, self.table.rule) for line in lines)
+
+    def _mean(self, line: Line) -> float:
+        average = line.ours.value(self.average, self.table.rule)
+        assert average is not None  # it is ranked
+        return average.mean
+
+    def effects(self) -> list[Effect]:
+        """The paper's own row minus each row that is ranked with it, over all columns, in the table's order.
+
+        Where a column is a stand-in, no printed difference is one of the same columns.
+        """
+        effects: list[Effect] = []
+        if self.own is None:
+            return effects
+        mine = self.published_average(self.own, self.columns)
+        for line in self.rivals:
+            theirs = self.published_average(line, self.columns)
+            printed = None
+            if mine is not None and theirs is not None and len(self.comparable) == len(self.columns):
+                printed = mine - theirs
+            ours = difference_of(self.own, line, self.average, self.table.rule, paired=self.paired)
+            effects.append(Effect(line.printed.label, ours.mean, ours.low, ours.high, printed))
+        return effects
+
+    def noise(self, line: Line, columns: Sequence[Column]) -> float | None:
+        """Half of the 95 % interval of a gap to print that the choice of test images alone makes, percentage points.
+
+        Binomial, over columns that both sides score, as if the paper scored as many images as ours and others than
+        these; ``None`` without a record of the images, or a printed score.
+        """
+        variance = 0.0
+        for column in columns:
+            ours, theirs = line.ours.value(column.key, self.table.rule), self.published(line, column)
+            images = {row.get(column.scored) for row in map(_scored_images, line.ours.runs)}
+            count = next(iter(images), None)
+            if ours is None or theirs is None or not count or not column.comparable:
+                return None
+            for percent in (ours.mean, theirs):
+                variance += percent * (100.0 - percent) / count
+        return NORMAL * math.sqrt(variance) / len(columns)
+
+    @property
+    def not_run(self) -> tuple[PublishedRow, ...]:
+        """The printed rows of the table that are not among :attr:`lines`."""
+        labels = {line.printed.label for line in self.lines}
+        return tuple(row for row in self.table.rows if row.label not in labels)
 
     def splits(self) -> dict[str, str]:
         """SHA-256 of each client's training split; equal in every run of a seed-independent protocol."""
@@ -291,6 +328,20 @@ class Comparison:
             for run in line.ours.runs:
                 hashes |= run.facts.splits
         return dict(sorted(hashes.items()))
+
+
+def difference_of(one: Line, other: Line, column: ScoreColumn, rule: str, *, paired: bool) -> Difference:
+    """Return the difference of two rows that have a value: ``paired`` by seed where they share two, else of means."""
+    first, second = one.ours.scores(column, rule), other.ours.scores(column, rule)
+    seeds = sorted(first.keys() & second.keys())
+    if paired and len(seeds) > 1:
+        return paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+    values = []
+    for line in (one, other):
+        value = line.ours.value(column, rule)
+        assert value is not None
+        values.append((value.mean, value.deviation, len(line.ours.seeds)))
+    return unpaired_difference(*values)
 
 
 def average_of(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -329,6 +380,7 @@ def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) ->
     ours = levels([mine for mine, _ in pairs], tolerance)
     theirs = levels([printed for _, printed in pairs])
     told_apart = kept = tied = 0
+    groups = Counter(theirs)
     for (mine, printed), (other, other_printed) in itertools.combinations(zip(ours, theirs, strict=True), 2):
         if printed != other_printed:
             told_apart += 1
@@ -337,4 +389,4 @@ def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) ->
     correlation = None
     if len(pairs) >= 3 and len(set(ours)) > 1 and len(set(theirs)) > 1:
         correlation = float(spearmanr(ours, theirs).statistic)
-    return Order(len(pairs), correlation, told_apart, kept, tied)
+    return Order(len(pairs), correlation, told_apart, kept, tied, chance_of(kept, list(groups.values())))

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from common.metrics import PARTIAL, RULES
 from common.versions import combined_hash
-from goldfinch.reproduction.comparison import Column, Comparison, Line
-from goldfinch.reproduction.verdict import Order
+from goldfinch.reproduction.comparison import Comparison, Line
+from goldfinch.reproduction.effects import percent
 from goldfinch.results.frames import BEST
 from goldfinch.results.rows import ScoreColumn, notes_on
 from goldfinch.results.seeds import Value
@@ -59,7 +59,7 @@ def pages(
         if line.printed.misprint:
             misprints.append(f"{line.printed.label}: printed average {line.printed.average}, {line.printed.misprint}")
     personal = {line.ours.personal for line in comparison.lines}
-    order, ours = _order(comparison), _ours(comparison)
+    ours = _ours(comparison)
     content: dict[str, Any] = {
         "table": table,
         "scale": comparison.scale,
@@ -76,12 +76,14 @@ def pages(
         "stand_ins": [column.scored for column in comparison.columns if not column.comparable],
         "mark": PARTIAL,
         "misprints": misprints,
-        "order": order,
-        "averages_over": len(order.rows),
         "partial": _partial(comparison),
         "notes": notes_on([line.ours for line in comparison.lines]),
         "best": BEST if ours.strong else "",
-        "verdict": comparison.verdict(),
+        "effects": _effects(comparison),
+        "chance": _chance(comparison),
+        "unpaired": not comparison.paired,
+        "own": table.own,
+        "noise": any(comparison.noise(line, comparison.comparable) for line in comparison.lines),
         "facts": Sheet("", ("", ""), _facts(comparison)),
         "unfinished": Sheet("", ("row", "run", "what went wrong"), _unfinished(comparison)),
     }
@@ -121,6 +123,8 @@ def _ours(comparison: Comparison) -> Sheet:
     rows = []
     for line in comparison.lines:
         rows.append(_our_row(comparison, line, columns))
+    for row in comparison.not_run:
+        rows.append((row.label, "not run", *[""] * (len(header) - 2)))
     strong: set[tuple[int, int]] = set()
     for place, key in enumerate(columns, 1):
         for best in comparison.best(key):
@@ -161,49 +165,54 @@ def _published(comparison: Comparison) -> Sheet:
             deviation = None
             if line.printed.deviations:
                 deviation = line.printed.deviations[place]
-            cells.append(_with_gap(comparison.published(line, column), deviation, comparison.gap(line, column)))
-        gap = None
+            gap, noise = comparison.gap(line, column), comparison.noise(line, [column])
+            cells.append(_with_gap(comparison.published(line, column), deviation, gap, noise))
+        gap = noise = None
         if all_comparable:
-            gap = comparison.average_gap(line)
-        cells.append(_with_gap(comparison.published_average(line, columns), None, gap))
+            gap, noise = comparison.average_gap(line), comparison.noise(line, columns)
+        cells.append(_with_gap(comparison.published_average(line, columns), None, gap, noise))
         if table.measure:
             cells.append(number_text(line.printed.measured))
         rows.append(tuple(cells))
     return Sheet("", header, rows)
 
 
-def _with_gap(printed: float | None, deviation: float | None, gap: float | None) -> str:
-    """Return the printed number with its deviation and the gap to ours, as ``71.20 ± 0.50 (-1.30)``."""
+def _with_gap(printed: float | None, deviation: float | None, gap: float | None, noise: float | None = None) -> str:
+    """Return the printed number with its deviation, the gap to ours and its noise: ``71.20 ± 0.50 (-1.30; 7.10)``."""
     if printed is None:
         return "-"
     text = str(Value(printed, deviation))
-    if gap is not None:
-        text += f" ({gap:+.2f})"
-    return text
+    if gap is None:
+        return text
+    if noise is None:
+        return f"{text} ({gap:+.2f})"
+    return f"{text} ({gap:+.2f}; {noise:.2f})"
 
 
-def _order(comparison: Comparison) -> Sheet:
-    """Return the table that compares our order of methods with the paper's."""
-    columns: tuple[Column, ...] = ()
-    if any(line.printed.cells for line in comparison.lines):
-        columns = comparison.comparable
+def _effects(comparison: Comparison) -> Sheet:
+    """Return the table of the paper's own row minus each row that is ranked with it."""
+    effects = comparison.effects()
+    if all(effect.printed is None for effect in effects):
+        return Sheet("", ("minus", "ours, 95 %"), [(effect.rival, str(effect)) for effect in effects])
     rows: Rows = []
-    for kind in comparison.ranked_kinds or (False,):
-        suffix = ""
-        if len(comparison.kinds) > 1:
-            suffix = f", {KINDS[kind]}"
-        for column in columns:
-            rows.append(_order_row(column.title + suffix, comparison.order(column, kind)))
-        rows.append(_order_row("average" + suffix, comparison.order(None, kind)))
-    return Sheet("", ("column", "rows", "Spearman", "pairs in the paper's order"), rows)
+    for effect in effects:
+        printed = "-"
+        if effect.printed is not None:
+            printed = f"{effect.printed:+.2f}"
+        rows.append((effect.rival, str(effect), printed, effect.lies))
+    return Sheet("", ("minus", "ours, 95 %", "printed", "printed lies"), rows)
 
 
-def _order_row(title: str, order: Order) -> tuple[str, ...]:
-    """Return the cells of one row: title, number of rows, Spearman's correlation, pairs in the same order."""
-    pairs = f"{order.kept} of {order.pairs}"
-    if order.tied:
-        pairs += f", {order.tied} tied"
-    return title, str(order.rows), number_text(order.correlation), pairs
+def _chance(comparison: Comparison) -> str:
+    """Return what chance alone would give, as a sentence; empty without a rival or a published order."""
+    standing, order = comparison.standing(), comparison.order()
+    if standing is None or not order.pairs:
+        return ""
+    tied = f" ({order.tied} tied)" if order.tied else ""
+    return (
+        f"{order.kept} of {order.pairs} pairs{tied} are in the paper's order; {standing.own} is number "
+        f"{standing.place} of {standing.rows}. If all were equal, {percent(order.chance)} of orders would keep as many."
+    )
 
 
 def _partial(comparison: Comparison) -> str:

@@ -99,7 +99,7 @@ class Sheet:
         heads = [markdown_text(head) for head in self.heads]
         lines = [_markdown_row(heads), "|---|" + "---:|" * (len(self.heads) - 1)]
         for cells in self._formatted(markdown_text, "**{}**"):
-            lines.append(_markdown_row(cells))
+            lines.append(_markdown_row(_without_empty_end(cells)))
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -205,6 +205,14 @@ def markdown_text(text: str) -> str:
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _without_empty_end(cells: Sequence[str]) -> Sequence[str]:
+    """Return a row's cells without the empty ones at its end, which Markdown need not have."""
+    written = list(cells)
+    while len(written) > 2 and not written[-1]:
+        written.pop()
+    return written
 
 
 def _sentence(text: str) -> str:

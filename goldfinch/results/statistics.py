@@ -1,6 +1,6 @@
 """The statistics of comparisons: intervals, one paired test, Holm's correction, and ranks.
 
-Sources: Student's t; Holm (Scand. J. Statist. 1979).
+Sources: Student's t; Welch (Biometrika 1947); Holm (Scand. J. Statist. 1979).
 """
 
 from __future__ import annotations
@@ -93,6 +93,33 @@ def paired_difference(scores: Sequence[float], base: Sequence[float]) -> Differe
         ValueError: the numbers of scores differ, or there is none.
     """
     return mean_interval([one - other for one, other in zip(scores, base, strict=True)])
+
+
+Spread = tuple[float, float | None, int]
+"""A mean, the sample deviation, and the number of values."""
+
+
+def unpaired_difference(one: Spread, other: Spread) -> Difference:
+    """Return the difference of two means of independent values, with its 95 % interval by Welch's t.
+
+    Without a deviation, or with two of zero, there is no interval.
+    """
+    from scipy.stats import t
+
+    difference = one[0] - other[0]
+    variances: list[float] = []
+    freedom = 0.0
+    for _, deviation, number in (one, other):
+        if deviation is None or number < 2:
+            return Difference(difference)
+        variances.append(deviation**2 / number)
+        freedom += variances[-1] ** 2 / (number - 1)
+    error = math.sqrt(sum(variances))
+    if error == 0:
+        return Difference(difference)
+    freedom = sum(variances) ** 2 / freedom
+    half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error
+    return Difference(difference, half_width, 2 * float(t.sf(abs(difference) / error, freedom)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -98,7 +98,8 @@ class Facts:
         code: the hash of the code that ran, with ``(changed)`` if a part ran other code; ``unknown`` if it is not
             recorded.
         versions: the version of each package on the server.
-        processor: the server's processor, see :func:`common.versions.processor`; empty before the run starts.
+        processor: the server's processor, see :func:`common.versions.processor`, and the cards that clients train on;
+            empty before the run starts.
         scored: what was scored: ``global model``, ``own model`` of each client, or ``exported model``; empty before the
             run starts.
         bound: the line of a table that the method is, ``lower`` or ``upper``; ``None`` if it is ranked with others.
@@ -271,7 +272,7 @@ class RunFiles:
             planned=int(config["train"]["rounds"]),
             code=self._code_hash(events),
             versions=recorded_versions(self.folder / "code.json"),
-            processor=beginning.get("processor", {}),
+            processor={**beginning.get("processor", {}), **_cards(registrations.values())},
             scored=str(beginning.get("scored", "")),
             bound=beginning.get("bound"),
             held=len(held),
@@ -328,6 +329,18 @@ class RunFiles:
 def _module(target: str) -> str:
     """Return the name of the module in the full name of a class."""
     return target.rpartition(".")[0].rpartition(".")[2]
+
+
+def _cards(registrations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names of the cards that clients registered with, as ``card``; empty if all train on processors."""
+    names: set[str] = set()
+    for entry in registrations:
+        name, on_a_card, _ = str(entry.get("device", "")).partition(" (cuda")
+        if on_a_card:
+            names.add(name)
+    if not names:
+        return {}
+    return {"card": " and ".join(sorted(names))}
 
 
 def _last_part(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -24,6 +24,9 @@ from common.wire.payload import Payload
 AT_THE_BOUND = 1000.0
 """A factor so large that a bound scales the update down to exactly the longest that is accepted."""
 
+USUAL = 1.0
+"""The factor of an attack on updates unless another is set; those of the literature are 1 to 10."""
+
 MANY_SAMPLES = 9_000_000
 """The samples that a client registers that lies about their number; ``rounds.max_samples`` allows ten million."""
 
@@ -88,7 +91,7 @@ class SignFlip(Attack):
         strength: the factor of step and prototypes; 1 keeps their lengths.
     """
 
-    strength: Positive = AT_THE_BOUND
+    strength: Positive = USUAL
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
         """Reverse the update's step and prototypes, and scale both by ``strength``."""
@@ -107,7 +110,7 @@ class Framing(Attack):
         strength: the factor of the update.
     """
 
-    strength: Positive = AT_THE_BOUND
+    strength: Positive = USUAL
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
         """Send the opposite of the framed client's step; no step if that client sends none."""
@@ -126,7 +129,7 @@ class Noise(Attack):
         strength: the deviation of the noise in each tensor, as a multiple of that of the honest step.
     """
 
-    strength: Positive = AT_THE_BOUND
+    strength: Positive = USUAL
 
     def registered(self, registration: Registration) -> Registration:
         """Claim about :data:`MANY_SAMPLES` samples in all, in the classes' true proportions."""
@@ -160,7 +163,7 @@ class PrototypeRoll(Attack):
         strength: the factor of the prototypes.
     """
 
-    strength: Positive = AT_THE_BOUND
+    strength: Positive = USUAL
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:  # noqa: ARG002
         """Send each prototype under the next class's label, scaled by ``strength``."""
@@ -194,6 +197,8 @@ class Variances(Attack):
 class LittleIsEnough(Attack):
     """The mean of the honest updates minus some of their standard deviations (Baruch et al., NeurIPS 2019).
 
+    With one honest client it is that client's update.
+
     Args:
         strength: the number of standard deviations.
     """
@@ -204,7 +209,9 @@ class LittleIsEnough(Attack):
         """Take the honest clients' mean step minus ``strength`` of their standard deviations."""
         steps: dict[str, Tensor] = {}
         for name, stacked in honest_steps(seen).items():
-            steps[name] = stacked.mean(0) - self.strength * stacked.std(0)
+            steps[name] = stacked.mean(0)
+            if len(stacked) > 1:  # one client has no deviation
+                steps[name] = steps[name] - self.strength * stacked.std(0)
         return stepped(payload, seen.message, steps)
 
 
@@ -216,7 +223,7 @@ class InnerProduct(Attack):
         strength: its factor.
     """
 
-    strength: Positive = AT_THE_BOUND
+    strength: Positive = USUAL
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
         """Take the honest clients' mean step times ``-strength``."""

@@ -37,6 +37,7 @@ from strategies.core.exchange import (
     feature_size_of,
     tensor_specs,
 )
+from strategies.core.readings import Point
 
 Weighting = Literal["samples", "uniform"]
 """How much each client counts when the server averages models."""
@@ -65,6 +66,9 @@ class Method:
 
     pools: ClassVar[bool] = False
     """Whether one client holds the samples of all clients of the protocol."""
+
+    readings: ClassVar[tuple[Point, ...]] = ()
+    """Where paper, released code and a plain run may differ, with the value of each."""
 
     capturable: ClassVar[bool] = False
     """Whether a GPU may replay a step that was captured in a graph (``train.capture``). A class that declares it

@@ -29,6 +29,7 @@ from strategies.core.method import (
     UploadSpec,
     Weighting,
 )
+from strategies.core.readings import Point
 
 MASK = "/mask"
 """Suffix of a mask's name in an upload, after its tensor's name."""
@@ -64,6 +65,15 @@ class Heal(Averaging):
         mask: whether updates are masked; without, nothing is kept on the device.
         weighting: the shares at the start: ``uniform`` (the code), or by ``samples``.
     """
+
+    readings: ClassVar[tuple[Point, ...]] = (
+        Point("threshold", released=0.3, setting="threshold"),
+        Point("momentum", released=0.4, setting="momentum"),
+        Point("shares at the start", released="uniform", setting="weighting"),
+        Point("rounds that are counted", released="the run's", ours="the client's own; equal if all take part"),
+        Point("an update of exactly 0", released="counts as a fall", ours="released"),
+        Point("integer counters", released="masked", ours="the lower median of the clients'"),
+    )
 
     averages: ClassVar[bool] = False
 

@@ -116,6 +116,16 @@ def test_without_an_honest_client_the_update_is_the_own(attack: Attack) -> None:
     assert torch.equal(sent(attack).weights["w"], payload(0.5).weights["w"])
 
 
+def test_with_one_honest_client_little_is_enough_sends_its_update() -> None:
+    assert torch.equal(sent(attacks.LittleIsEnough(("c-0",)), 1.0).weights["w"], payload(1.0).weights["w"])
+
+
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "variances"])
+def test_an_attack_is_as_strong_as_those_of_the_literature_unless_another_strength_is_set(attack: str) -> None:
+    chosen = load_settings([f"attack={attack}", HOSTILE]).attack
+    assert 1 <= getattr(chosen, "strength", 1.0) <= 10
+
+
 # ---- in runs ---------------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,19 @@ def test_the_shares_are_those_of_the_formula() -> None:
     assert set(found.scaled) >= {"a-0"}
 
 
+def test_clients_that_are_all_alike_count_alike_and_nothing_is_no_number() -> None:
+    federation = Federation(load_settings(["method=fedavg", "data=glyphs", "aggregation=mylib.foolsgold.FoolsGold"]))
+    (own,) = federation.filters
+    server = federation.server
+    shared = {name: torch.zeros_like(server.shared[name]) for name in server.shared}
+    weights = {name: tensor + 1 for name, tensor in shared.items()}
+    updates = [Update(dict(weights), client=Client(f"a-{number}", "a", 10, (10,))) for number in range(3)]
+    found = own.apply(updates, GlobalState(shared, round=0), UploadSpec(), server)
+    assert len({scale["parameters"] for scale in found.scaled.values()}) == 1
+    for changed in found.updates:
+        assert all(bool(tensor.isfinite().all()) for tensor in changed.weights.values())
+
+
 def test_a_run_tries_it_with_an_attack_and_resumes_with_its_memory(tmp_path: Path) -> None:
     chosen = ("aggregation=mylib.foolsgold.FoolsGold",)
     done = run(attacked_settings("sign_flip", "fedavg", tmp_path / "run", chosen, train={"rounds": 3}))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,13 @@ import torch
 from data_makers import even_labels, made_up_domain
 
 from common.data.glyphs import Glyphs
+from common.data.inspection import not_held
 from common.data.office_caltech import OfficeCaltech
 from common.data.protocols import (
     Allocation,
     ClientSpec,
     Dirichlet,
+    LeaveOut,
     OneClientPerDomain,
     Protocol,
     Skewed,
@@ -21,6 +24,7 @@ from common.data.protocols import (
     split_hash,
 )
 from common.errors import ConfigError, DataError
+from common.settings import inspect_run, load_settings
 from common.versions import combined_hash
 
 OFFICE = OfficeCaltech()
@@ -156,6 +160,49 @@ def test_a_skewed_domain_goes_to_its_clients_without_overlap(skew: str, clients:
     assert min(map(len, found)) >= 10
     if skew != "classes" or clients >= 3:  # fewer clients leave classes without a holder
         assert len(everyone) == 1000
+
+
+EVERY_PROTOCOL = {
+    "one per domain": OneClientPerDomain(samples=90),
+    "leave one out": LeaveOut(samples=90),
+    "allocation": Allocation(counts={"handwritten": 2}, fraction=0.3),
+    "dirichlet": Dirichlet(client_count=3, samples=60),
+    "skewed": Skewed(samples=60),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_PROTOCOL)
+def test_every_protocol_says_how_many_training_images_no_client_holds(name: str) -> None:
+    protocol = EVERY_PROTOCOL[name]
+    data = Glyphs(domains=("handwritten", "printed"))
+    said = not_held(data, protocol, 0)
+    for domain in {client.domain for client in protocol.clients(data)}:
+        total = len(data.load(domain).train)
+        held = sum(
+            len(protocol.split(data.load(domain), one, 0)) for one in protocol.clients(data) if one.domain == domain
+        )
+        assert held < total
+        assert f"{domain} {total - held:,} of {total:,}" in said
+    assert "all of" not in said
+
+
+def test_classes_without_a_holder_are_named_and_nothing_is_said_where_nothing_is_left_over() -> None:
+    data = Glyphs(domains=("signs",))
+    assert not_held(data, OneClientPerDomain(), 0) == ""
+    protocol = Skewed(skew="classes")  # three clients of two classes each
+    said = not_held(data, protocol, 0)
+    domain = data.load("signs")
+    held = torch.cat([protocol.split(domain, client, 0) for client in protocol.clients(data)])
+    lost = sorted(set(range(10)) - set(domain.train.labels[held].tolist()))
+    assert len(lost) == 4
+    assert said.endswith(f"(all of {', '.join(data.class_names[label] for label in lost)})")
+
+
+def test_a_run_says_what_no_client_holds(caplog: pytest.LogCaptureFixture) -> None:
+    settings = load_settings(["data=glyphs", "data.domains=[signs]", "protocol=skewed", "protocol.skew=classes"])
+    with caplog.at_level(logging.WARNING):
+        inspect_run(settings)
+    assert "training images that no client holds, by this protocol: signs" in caplog.text
 
 
 def test_each_skew_is_of_its_kind() -> None:

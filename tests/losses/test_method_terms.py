@@ -59,12 +59,9 @@ CASES = {
     "fedproto": Case(FedProto(consistency=3), PrototypeTerms(mse=3), sent=MEANS),
     "fedapc": Case(FedAPC(**SHARED), PrototypeTerms(**SHARED)),
     "i2pfl": Case(I2PFL(**SHARED, alignment=0), PrototypeTerms(**SHARED)),
-    "fedpall": Case(FedPall(**SHARED, divergence=0), PrototypeTerms(**SHARED)),
-    "fedpall, negatives": Case(
-        FedPall(**SHARED, divergence=0, denominator="negatives"), PrototypeTerms(**SHARED, denominator="negatives")
-    ),
-    "fedpall, raw": Case(
-        FedPall(**SHARED, divergence=0, denominator="raw"), PrototypeTerms(**SHARED, denominator_rows="raw")
+    "fedpall": Case(FedPall(**SHARED, divergence=0), PrototypeTerms(**SHARED, denominator_rows="raw")),
+    "fedpall, printed": Case(
+        FedPall(**SHARED, divergence=0, fidelity="paper"), PrototypeTerms(**SHARED, denominator="negatives")
     ),
     "fedplvm": Case(FedPLVM(contrast=7, correction=3), FEDPLVM_TERMS),
     "fedplcc": Case(FedPLCC(**CLUSTERED), fedplcc_terms(fraction=0.5, weighted=True)),

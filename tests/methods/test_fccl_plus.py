@@ -77,7 +77,8 @@ def test_a_similarity_that_is_no_cosine_is_refused():
 
 def test_the_answers_are_those_of_the_model_on_the_same_batches(tmp_path):
     plain = replace(Toy().augmentation, crop_padding=0)
-    local = local_exchange(toy_settings("fccl_plus", tmp_path, hyper=SMALL, data=Toy(augmentation=plain)))
+    hyper = {**SMALL, "public_mode": "eval"}
+    local = local_exchange(toy_settings("fccl_plus", tmp_path, hyper=hyper, data=Toy(augmentation=plain)))
     sent = local.method.upload(local, Trained(None, 1, {})).extra
     with torch.no_grad():
         passes = [local.model.eval()(plain.test(images)) for images in PUBLIC.load().split(16)]
@@ -86,8 +87,8 @@ def test_the_answers_are_those_of_the_model_on_the_same_batches(tmp_path):
     torch.testing.assert_close(sent["similarities"], similar, rtol=1e-3, atol=1e-3)
 
 
-def test_the_public_steps_lower_the_public_loss_and_move_no_statistics(tmp_path):
-    settings = toy_settings("fccl_plus", tmp_path, hyper=SMALL, train={"rounds": 1})
+def test_the_public_steps_lower_the_public_loss_and_in_evaluation_mode_move_no_statistics(tmp_path):
+    settings = toy_settings("fccl_plus", tmp_path, hyper={**SMALL, "public_mode": "eval"}, train={"rounds": 1})
     done = run(settings, TouchedEngine(settings))
     model = settings.model.build(4, 16, 0)
     images = settings.data.augmentation.test(PUBLIC.load())[:16]

@@ -42,7 +42,7 @@ OUT_OF_RANGE = {
 OTHERS = {
     "adcol": "feature_mode=eval",
     "combined": "temperature=1.0",
-    "fccl_plus": "public_mode=train distillation=0.0 distillation_temperature=1.0",
+    "fccl_plus": "public_mode=eval distillation=0.0 distillation_temperature=1.0",
     "fdse": "split=1 consistency=1.0 similarity_temperature=0.01 depth_growth=2.0 form=printed form=kl",
     "feddap": "temperature=0.1 prototype_mode=post_eval",
     "feddg_ga": "metric=loss",

@@ -95,6 +95,28 @@ def test_the_direction_is_c_minus_c_k(tmp_path):
             torch.testing.assert_close(difference, -rate * 0.5 * correction, rtol=1e-2, atol=1e-6)
 
 
+def test_the_factor_does_not_cancel_over_the_rounds(tmp_path):
+    """c_k is the mean of the client's own gradients at every factor: a correction that were measured with its factor
+    would grow back to the full one. The rate is so small that both runs have nearly the same gradients."""
+    train = {"rounds": 4, "momentum": 0.0, "learning_rate": 1e-3, "weight_decay": 0.0, "local_steps": 1}
+    controls = []
+    for factor in (1.0, 0.25):
+        settings = toy_settings("scaffold", tmp_path / str(factor), hyper={"control": factor}, train=train)
+        own = {}
+        for item in run(settings, TouchedEngine(settings)).messages:
+            if item.request.train:
+                for name, change in item.reply.payload.extra.items():
+                    key = (item.request.client, name)
+                    own[key] = own.get(key, torch.zeros_like(change)) + change
+        controls.append(own)
+    full, quarter = controls
+    assert full.keys() == quarter.keys()
+    size = torch.cat([tensor.flatten() for tensor in full.values()]).norm()
+    apart = torch.cat([(full[key] - quarter[key]).flatten() for key in full]).norm()
+    assert size > 0.1
+    assert apart < 0.05 * size
+
+
 def test_adam_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=r"train\.optimizer=sgd"):
         run_server(SCAFFOLD(), [], Half(train=TrainSettings(optimizer="adam")))

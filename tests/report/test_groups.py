@@ -75,6 +75,15 @@ def test_rows_from_different_processors_are_named(seeds: Path, tmp_path: Path) -
     assert f"AMD EPYC, DEFAULT, default: {board.rows[0].label}" in note
 
 
+def test_the_card_that_clients_train_on_is_named(seeds: Path, tmp_path: Path) -> None:
+    for name, device in (("a", "NVIDIA H100 (cuda:0)"), ("b", "x86_64 CPU, 1 threads")):
+        changed(seeds / "seed-0", tmp_path / name, "registered", device=device)
+    on_a_card, on_none = (RunRecord(tmp_path / name) for name in "ab")
+    assert on_a_card.processor == f"{on_none.processor}, NVIDIA H100"
+    assert on_a_card.facts.processor["card"] == "NVIDIA H100"
+    assert "card" not in on_none.facts.processor
+
+
 def test_joined_batches_are_under_the_table(seeds: Path, tmp_path: Path) -> None:
     changed(seeds / "seed-0", tmp_path / "a", "finish", joined_batches=["noisy-0", "bright-0"])
     (board,) = boards_of(tmp_path)

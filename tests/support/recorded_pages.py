@@ -9,6 +9,7 @@ from typing import cast
 
 from support.scored import scored_run
 
+from bench.rows import read_all
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line
 from goldfinch.reproduction.pages import pages
@@ -31,9 +32,24 @@ class RecordedRow(ScoreRow[RunRecord]):
 
     Args:
         cells: the cells by domain; the last is the average.
+        of_seeds: the seeds of its runs.
+        averages: their averages, where they are recorded.
     """
 
     cells: dict[str, Value] = field(default_factory=dict)
+    of_seeds: list[int] = field(default_factory=list)
+    averages: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that the page names."""
+        return self.of_seeds
+
+    def scores(self, column: ScoreColumn = "average", rule: str = "final") -> dict[int, float]:
+        """The averages of single seeds that reproduced.csv has."""
+        if isinstance(column, str):
+            return {}
+        return self.averages
 
     def value(self, column: ScoreColumn = "average", rule: str = "final") -> Value | None:
         """The page's cell; an average over fewer domains is the mean of their cells, without a deviation."""
@@ -69,13 +85,31 @@ def read_page(path: Path) -> Comparison:
     domains = [table.stand_in(domain, scale) for domain in table.domains]
     lines = []
     for cells in rows_of(section(text, "Ours")):
+        if cells[1] == "not run":
+            continue
         label = cells[0].removesuffix(" (own models)")
         run = scored_run(0.0, method=label, personal=label != cells[0])
         vars(run).update(rules={table.rule: {}}, test_lines=[])
         values = [_value(cell) for cell in cells[1 : len(domains) + 2]]
-        ours = RecordedRow(label, [run], cells=dict(zip([*domains, "average"], values, strict=True)))
+        seeds = [int(seed) for seed in cells[-1].split(",")]
+        ours = RecordedRow(
+            label,
+            [run],
+            cells=dict(zip([*domains, "average"], values, strict=True)),
+            of_seeds=seeds,
+            averages=averages_of(path, label),
+        )
         lines.append(Line(rows[label], ours))
     return Comparison(table, scale, tuple(lines), (0,))
+
+
+def averages_of(path: Path, label: str) -> dict[int, float]:
+    """The average of each seed of a row that reproduced.csv has; none unless it has that of all of them."""
+    page = path.relative_to(RESULTS.parents[1]).as_posix()
+    rows = [row for row in read_all(RESULTS / "reproduced.csv") if (row["page"], row["row"]) == (page, label)]
+    if not all(row["average"] for row in rows):
+        return {}
+    return {int(row["seed"]): float(row["average"]) for row in rows}
 
 
 def generated(path: Path) -> str:
