@@ -124,6 +124,7 @@ class FDSE(Averaging):
         Point("model for unseen clients", ours="with the plain mean of the erasers"),
     )
 
+    capturable: ClassVar[bool] = True
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "split": None,
         "consistency": 0.0,
@@ -235,7 +236,7 @@ class FDSE(Averaging):
         means = list(under_prefix("mean/", batch.extra).values())
         if self.form == "printed":
             squares = list(under_prefix("square/", batch.extra).values())
-            running = local.cached("running", lambda: [Statistics(item.mean, item.variance) for item in received])
+            running = local.cached("running", lambda: [item.copy() for item in received])
             return printed_regulariser(means, squares, received, running, self.depth_growth)
         one_pair = local.cached("running", Running)
         return released_regulariser(means, received, one_pair, self.depth_growth, divergence=self.form == "kl")
@@ -417,6 +418,10 @@ class Statistics:
     mean: Tensor
     variance: Tensor
 
+    def copy(self) -> "Statistics":
+        """Return a copy with tensors of its own."""
+        return Statistics(self.mean.clone(), self.variance.clone())
+
 
 @dataclass
 class Running:
@@ -424,6 +429,7 @@ class Running:
 
     mean: Tensor | None = None
     variance: Tensor | None = None
+    kept: tuple[Tensor, Tensor] | None = None
 
     def update(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Take in a layer's scalars, and return the new pair."""
@@ -435,9 +441,15 @@ class Running:
         return self.mean, self.variance
 
     def detach(self) -> None:
-        """Cut the pair off from the batch's graph."""
-        if self.mean is not None and self.variance is not None:
-            self.mean, self.variance = self.mean.detach(), self.variance.detach()
+        """Cut the pair off from the batch's graph; its tensors stay the same from batch to batch."""
+        if self.mean is None or self.variance is None:
+            return
+        if self.kept is None:
+            self.kept = self.mean.detach().clone(), self.variance.detach().clone()
+        else:
+            self.kept[0].copy_(self.mean.detach())
+            self.kept[1].copy_(self.variance.detach())
+        self.mean, self.variance = self.kept
 
 
 def received_statistics(local: ClientContext) -> list[Statistics]:
@@ -519,7 +531,8 @@ def printed_regulariser(
         variance = (1 - MOMENTUM) * item.variance + MOMENTUM * batch_variance
         layer = (mean - known.mean).square().mean() + (variance.mean() - known.variance.mean()).square()
         total = total + weight * layer
-        item.mean, item.variance = mean.detach(), variance.detach()
+        item.mean.copy_(mean.detach())
+        item.variance.copy_(variance.detach())
     return total
 
 

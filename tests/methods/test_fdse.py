@@ -188,7 +188,7 @@ def test_the_regulariser_is_the_formula_in_value_and_gradient(form):
     (found, known), (expected, _) = two_batches(), two_batches()
     squares = [[layer.detach().square() + 0.5 for layer in batch] for batch in found]
     one_pair = Running()
-    per_layer = [Statistics(item.mean, item.variance) for item in known]
+    per_layer = [item.copy() for item in known]
     loops = in_loops(expected, known, 0.3, form, squares)
     for batch in range(2):
         if form == "printed":

@@ -47,7 +47,7 @@ STATISTICS = size(
 )
 FIXED = {
     "split state": size(SPLIT.values()) - STATISTICS,
-    "eraser statistics": STATISTICS,
+    "eraser statistics and the trained model": size(SPLIT.values()),
     "erasers of all": len(DOMAINS) * (size(tensor for name, tensor in SPLIT.items() if is_eraser(name)) - STATISTICS),
     "state": size(MODEL.state_dict().values()),
     "parameters": size(MODEL.parameters()),
@@ -124,7 +124,7 @@ DOWN = UP | {
 KEPT = {
     "adcol": "state",
     "fccl_plus": "state",
-    "fdse": "eraser statistics",
+    "fdse": "eraser statistics and the trained model",
     "fedadg": "adversarial discriminator",
     "fedbn": "norm layers",
     "feddyn": "parameters",
