@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from common.config import checked
 from common.errors import ConfigError
+from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -140,6 +141,19 @@ class Method:
                 f"method={self.name}: each client keeps a correction that must equal what the server made of its "
                 f"updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
                 f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
+            )
+        if isinstance(settings.model, Mixed):
+            self._check_exchanges_no_weights(settings)
+
+    def _check_exchanges_no_weights(self, settings: RunSettings) -> None:
+        """Refuse networks that differ between clients if the method exchanges weights."""
+        model = settings.model.build(2, settings.data.image_size, settings.seed)  # names do not depend on classes
+        shared = self.shared_names(self.extend(model, len(settings.clients), settings.seed))
+        if shared:
+            raise ConfigError(
+                f"model=by_domain: method={self.name} exchanges {len(shared)} tensors of the model, which clients with "
+                "different networks do not have in common. Choose a method that exchanges none: goldfinch list "
+                "by_domain names them"
             )
 
     # ---- scores ----------------------------------------------------------------------------------------------------
