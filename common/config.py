@@ -281,13 +281,14 @@ def _import_advice(module_name: str, error: ImportError) -> str:
     return f"{parent} is in {', '.join(places) or sys.modules[parent].__file__}: {nearest(name, modules)}"
 
 
-def imported(path: object, where: str, fits: Callable[[object], bool]) -> object:
+def imported(path: object, where: str, fits: Callable[[object], bool], kind: str = "object") -> object:
     """Import the object of a dotted name.
 
     Args:
         path: the name, ``module.NAME``.
         where: the key that it is imported for.
         fits: whether an object of the module may be meant, for the message if there is none of this name.
+        kind: what messages call such an object.
 
     Raises:
         ConfigError: the name is not one that may be imported for this key, or there is no such object.
@@ -306,7 +307,7 @@ def imported(path: object, where: str, fits: Callable[[object], bool]) -> object
     target: object = getattr(module, name, None)
     if target is None:
         names = [each for each in vars(module) if fits(getattr(module, each))]
-        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no {name}; {nearest(name, names)}")
+        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no {kind} {name}; {nearest(name, names)}")
     return target
 
 
@@ -320,7 +321,7 @@ def class_of(path: object, where: str) -> type:
     Raises:
         ConfigError: the name is not one that may be imported for this key, or is no checked class.
     """
-    target = imported(path, where, lambda each: is_pydantic_dataclass(typing.cast("type", each)))
+    target = imported(path, where, lambda each: is_pydantic_dataclass(typing.cast("type", each)), "class")
     if not is_pydantic_dataclass(typing.cast("type", target)):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", target)

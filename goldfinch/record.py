@@ -463,7 +463,13 @@ def setting_text(key: str, value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a setting's value as a short text."""
+    """Return a setting's value as a short text.
+
+    A number of more than six digits, which a search has drawn, has three.
+    """
     if isinstance(value, float):
-        return f"{value:g}"
+        text = f"{value:g}"
+        if float(text) != value:
+            text = f"{value:.3g}"
+        return text
     return printable(str(value))

@@ -248,12 +248,15 @@ class Method:
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
-        losses = self.loss(local.forward(images, labels), local)
+        batch = local.forward(images, labels)
+        losses = self.loss(batch, local)
         if not isinstance(losses, Losses):
             raise TypeError(
                 f"{type(self).__name__}.loss returned a {type(losses).__name__}; it must return its terms by name, "
                 'Losses({"cross_entropy": ...})'
             )
+        if batch.features.requires_grad:  # not those of a frozen backbone
+            losses.check_gradients(type(self).__name__)
         local.backward(losses.total)
         self.edit_gradients(local)
         local.optimizer.step()

@@ -173,7 +173,7 @@ def test_a_wrong_node_is_named_with_its_place(node: Mapping[str, Any], reason: s
     [
         (None, "must be written module.Class"),
         ("no.such.module", "cannot import"),
-        ("pathlib.NoPath", "has no NoPath"),
+        ("pathlib.NoPath", "has no class NoPath"),
         ("os.system", "not a checked dataclass"),
         ("common.data.protocols.ClientSpec", "not a checked dataclass"),
     ],

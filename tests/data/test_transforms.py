@@ -151,7 +151,7 @@ def test_it_is_given_by_its_dotted_name(words: list[str], node: dict[str, object
 
 MISTAKES = {
     "no module": ("mine.halved", [], "must be a class derived from torch.nn.Module, or an object of one.*a function"),
-    "no such name": ("mine.Nois", [], "has no Nois; did you mean 'Noise'.*both, scaled, smaller"),
+    "no such name": ("mine.Nois", [], "has no object Nois; did you mean 'Noise'.*both, scaled, smaller"),
     "no such package": ("nowhere.Noise", [], "put the module's folder on PYTHONPATH"),
     "no name": ("blur", [], "must be written module.Class; got 'blur'"),
     "unknown argument": ("mine.Noise", [f"{NAME}.strenth=3"], "cannot be constructed: TypeError.*strenth.*NAME=VALUE"),
