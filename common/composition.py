@@ -36,6 +36,7 @@ _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
 
 BROUGHT = {
+    "augmentation": "did you mean data.augmentation.transform={value}?",
     "lr": "did you mean train.learning_rate={value}?",
     "clients": "the protocol decides the clients; goldfinch list protocol",
 }

@@ -174,3 +174,9 @@ def test_one_that_only_a_folder_names_is_not_imported(mine: str) -> None:
     forget("mine")
     with pytest.raises(ConfigError, match="imported only if you name it"):
         settings_of(raw)
+
+
+@pytest.mark.parametrize("key", ["augmentation", "transform", "data.transform"])
+def test_another_name_for_it_is_answered_with_the_setting(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {NAME}=mylib.Noise"):
+        load_settings([f"{key}=mylib.Noise"])
