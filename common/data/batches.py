@@ -164,7 +164,7 @@ class Augmentation:
     @property
     def random(self) -> bool:
         """Whether training images differ from test images."""
-        return self.crop_padding > 0 or self.flip or self.rotation > 0 or self.erasing > 0 or self.transform is not None
+        return bool(self.crop_padding or self.flip or self.rotation or self.erasing or self.transform)
 
     def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return a randomly augmented, normalised copy.

@@ -113,25 +113,6 @@ class Losses:
             total = total + value
         return total
 
-    def check_gradients(self, method: str) -> None:
-        """Refuse terms that would train nothing: detached ones, without ``fused``.
-
-        Args:
-            method: the name of the method's class, for the message.
-
-        Raises:
-            TypeError: a term has no gradient.
-        """
-        if self.fused is not None:
-            return
-        for name, value in self.terms.items():
-            if not value.requires_grad:
-                raise TypeError(
-                    f"{method}.loss: the term {name} has no gradient, so nothing would train on it. Terms of another "
-                    "method are detached if one operator computed them: call that method with other settings, "
-                    "dataclasses.replace(self, ...), to change their weights. Leave out a term that is 0"
-                )
-
 
 @dataclass(frozen=True)
 class Phase:

@@ -148,18 +148,7 @@ class Method:
                 f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
             )
         if isinstance(settings.model, Mixed):
-            self._check_exchanges_no_weights(settings)
-
-    def _check_exchanges_no_weights(self, settings: RunSettings) -> None:
-        """Refuse networks that differ between clients if the method exchanges weights."""
-        model = settings.model.build(2, settings.data.image_size, settings.seed)  # names do not depend on classes
-        shared = self.shared_names(self.extend(model, len(settings.clients), settings.seed))
-        if shared:
-            raise ConfigError(
-                f"model=by_domain: method={self.name} exchanges {len(shared)} tensors of the model, which clients with "
-                "different networks do not have in common. Choose a method that exchanges none: goldfinch list "
-                "by_domain names them"
-            )
+            settings.model.check_exchanges_none(self, settings.data.image_size)
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
@@ -260,8 +249,12 @@ class Method:
                 f"{type(self).__name__}.loss returned a {type(losses).__name__}; it must return its terms by name, "
                 'Losses({"cross_entropy": ...})'
             )
-        if batch.features.requires_grad:  # not those of a frozen backbone
-            losses.check_gradients(type(self).__name__)
+        detached = [name for name, term in losses.terms.items() if not term.requires_grad]
+        if detached and losses.fused is None and batch.features.requires_grad:  # a frozen backbone's have none
+            raise TypeError(
+                f"{type(self).__name__}.loss: the term {detached[0]} has no gradient, so nothing would train on it; to "
+                "weaken another method's terms call its loss on dataclasses.replace(self, ...); leave out a term of 0"
+            )
         local.backward(losses.total)
         self.edit_gradients(local)
         local.optimizer.step()
