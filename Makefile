@@ -32,7 +32,16 @@ ifneq ($(filter-out $(KEPT),$(subst $(comma), ,$(EXTRAS))),)
 .PHONY: $(STAMP)
 endif
 endif
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint requirements.txt
+# pip compiles one file after the other: what it installs is compiled afterwards, on all cores
+LOG := $(VENV)/pip.log
+PIP := $(BIN)/python -m pip --log $(LOG) install --disable-pip-version-check --no-compile --constraint requirements.txt
+# without an NVIDIA driver PyTorch's CPU build is taken, where pip finds it: its version has +cpu
+ifeq ($(shell uname -s),Linux)
+DRIVER := $(firstword $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg) $(shell command -v nvidia-smi))
+CPU_BUILD := $(if $(DRIVER)$(TORCH_INDEX)$(CHECK_HASHES),,$(shell sed -nE 's/^(torch|torchvision)==([^ ;]+).*/\1==\2+cpu/p' requirements.txt))
+endif
+WITH_CUDA := there is no NVIDIA driver here, and pip finds no $(firstword $(CPU_BUILD)): PyTorch brings CUDA, 4.3 GB more. \
+  TORCH_INDEX=<index of PyTorch's CPU wheels> leaves it out.
 # CHECK_HASHES=1: what was installed must have the hashes of docker/hashes.txt
 ifneq ($(and $(CHECK_HASHES),$(wildcard $(BIN)/python)),)
 $(error what is installed already cannot be compared with its hashes: remove $(VENV), or leave out CHECK_HASHES=1)
@@ -52,16 +61,19 @@ $(STAMP): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.14, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c '$(KNOWN)' '$(EXTRAS)'
 	@echo "Setting up $(VENV), up to 7.5 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
-	@$(if $(TORCH_INDEX),,echo "TORCH_INDEX=<index of PyTorch's CPU wheels> fetches and takes far less, without CUDA.")
 	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 7500000 || { df -h .; echo "7.5 GB must be free here before the environment is made."; exit 1; }
 	@mkdir -p $(dir $(VENV))
 	$(if $(OTHER_PYTHON),"$(PYTHON)" -m venv --clear $(VENV),test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV))
 	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)
+	@rm -f $(LOG)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
+	$(if $(CPU_BUILD),$(PIP) $(CPU_BUILD) 2>/dev/null || echo "$(WITH_CUDA)")
 	$(PIP) $(REPORT) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
 	$(CHECKED)
 	$(PIP) $(REPORT) --no-build-isolation --config-settings editable_mode=compat --editable '.[$(EXTRAS)]'
 	$(CHECKED)
+	@began=$$(date +%s); $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1; \
+	$(BIN)/python docker/set_up_times.py $(LOG) $$(($$(date +%s) - began)); rm -f $(LOG)
 	@# a plain `flwr run` in this environment must not install dependencies again, nor call home
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_paths()["purelib"], "goldfinch_flower.pth").write_text("import os; [os.environ.setdefault(name, value) for name, value in ((\"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION\", \"1\"), (\"FLWR_TELEMETRY_ENABLED\", \"0\"), (\"FLWR_DISABLE_UPDATE_CHECK\", \"1\"))]\n")'
 	@echo $(KEPT) $(subst $(comma), ,$(EXTRAS)) "$$($(BIN)/python -c '$(VERSION)')" >$@

@@ -18,7 +18,7 @@ FOLDERS = [CONF]
 ALLOWED: dict[str, tuple[str, ...]] = {
     "aggregation": ("strategies.core",),
     "attack": ("strategies.core.attacks",),
-    "data": ("common.data",),
+    "data": ("common.data", "torchvision.transforms.v2"),
     "engine": ("client.local.local_device",),
     "method": ("strategies",),
     "model": ("common.models",),

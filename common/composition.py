@@ -21,7 +21,7 @@ from common.choices import ALLOWED, CONF, FOLDERS, choices_of, imports_of, trust
 from common.config import with_defaults
 from common.errors import ConfigError, UnknownKeyError, nearest
 from common.overlays import Overlay
-from common.overrides import Override, Overrides, parse_overrides, quoted_override
+from common.overrides import TRANSFORM, Override, Overrides, parse_overrides, quoted_override
 from common.round_settings import RoundSettings, TrainSettings
 from common.text import shell_line
 from common.versions import OURS
@@ -36,6 +36,7 @@ _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
 
 BROUGHT = {
+    "augmentation": "did you mean data.augmentation.transform={value}?",
     "lr": "did you mean train.learning_rate={value}?",
     "clients": "the protocol decides the clients; goldfinch list protocol",
 }
@@ -136,7 +137,7 @@ class Composition:
                     _check_key(item, self._base)
             composed = OmegaConf.create(dict(self._base), flags={"struct": True})
             for key, name in replaced.items():
-                OmegaConf.update(composed, key, {"_target_": name}, merge=False)
+                OmegaConf.update(composed, key, {"_target_": name}, merge=False, force_add=key == TRANSFORM)
             for item in self._settings:
                 added = item.key.startswith(unlisted)
                 anew = isinstance(item.value, dict) and _is_dictionary(item.key, composed)
@@ -386,7 +387,7 @@ def _target_at(key: str, item: Override, base: Mapping[str, Any]) -> object:
             break
         node = node[part]
     present: object = node
-    if present is None:
+    if present is None and key != TRANSFORM:  # which nothing else chooses
         _check_group(item)
         _check_key(item, base)
     return present

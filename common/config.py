@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -125,6 +125,8 @@ def to_config(value: Any, hint: Any = None) -> Any:
         value: a :func:`checked` object, or a field's value.
         hint: the type of the field that holds ``value``. An object of another class gets a ``_target_``.
     """
+    if hasattr(value, "as_config"):
+        return value.as_config()
     if dataclasses.is_dataclass(value):
         kind = type(value)
         hints = get_type_hints(kind)
@@ -209,6 +211,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     for option in options:
         origin, arguments = get_origin(option), get_args(option)
         if isinstance(value, Mapping) and is_pydantic_dataclass(option):
+            if "_target_" in value and hasattr(option, "from_config"):
+                return option.from_config(value, where)
             if "_target_" in value:
                 return build(value, where)
             return build(value, where, option)
@@ -277,15 +281,17 @@ def _import_advice(module_name: str, error: ImportError) -> str:
     return f"{parent} is in {', '.join(places) or sys.modules[parent].__file__}: {nearest(name, modules)}"
 
 
-def class_of(path: object, where: str) -> type:
-    """Import the :func:`checked` class of a dotted name.
+def imported(path: object, where: str, fits: Callable[[object], bool], kind: str = "object") -> object:
+    """Import the object of a dotted name.
 
     Args:
-        path: the name, ``module.Class``.
+        path: the name, ``module.NAME``.
         where: the key that it is imported for.
+        fits: whether an object of the module may be meant, for the message if there is none of this name.
+        kind: what messages call such an object.
 
     Raises:
-        ConfigError: the name is not one that may be imported for this key, or is no checked class.
+        ConfigError: the name is not one that may be imported for this key, or there is no such object.
     """
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: _target_ must be written module.Class; got {path!r}")
@@ -298,10 +304,24 @@ def class_of(path: object, where: str) -> type:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{where}: cannot import {path}: {error}; {_import_advice(module_name, error)}") from error
-    target = getattr(module, name, None)
+    target: object = getattr(module, name, None)
     if target is None:
-        classes = [each for each in vars(module) if is_pydantic_dataclass(getattr(module, each))]
-        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no class {name}; {nearest(name, classes)}")
-    if not is_pydantic_dataclass(target):
+        names = [each for each in vars(module) if fits(getattr(module, each))]
+        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no {kind} {name}; {nearest(name, names)}")
+    return target
+
+
+def class_of(path: object, where: str) -> type:
+    """Import the :func:`checked` class of a dotted name.
+
+    Args:
+        path: the name, ``module.Class``.
+        where: the key that it is imported for.
+
+    Raises:
+        ConfigError: the name is not one that may be imported for this key, or is no checked class.
+    """
+    target = imported(path, where, lambda each: is_pydantic_dataclass(typing.cast("type", each)), "class")
+    if not is_pydantic_dataclass(typing.cast("type", target)):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")
     return typing.cast("type", target)

@@ -36,8 +36,8 @@ def numpy_generator(seed: int, *key: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *key))
 
 
-GLOBAL_GENERATORS = threading.Lock()
-"""Held while the global generators are seeded or set back, and while a network draws its initial weights from them."""
+GLOBAL_GENERATORS = threading.RLock()
+"""Held while the global generators are seeded or set back, and while initial weights or a transform draw from them."""
 
 
 @contextlib.contextmanager

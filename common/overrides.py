@@ -73,6 +73,9 @@ SHORT = {name: f"train.{name}" for name in ("rounds", "epochs", "batch_size", "l
 ``rounds`` is also a group, whose options are words: with a number it is the setting.
 """
 
+TRANSFORM = "data.augmentation.transform"
+"""The setting whose value is an object by its dotted name, with that object's settings below it."""
+
 
 @dataclass(frozen=True)
 class Override:
@@ -139,7 +142,13 @@ def _read(texts: Sequence[str]) -> list[Override]:
 
 
 def _in_full(item: Override) -> Override:
-    """Return an override of a :data:`SHORT` setting with its whole key, and every other one as it is."""
+    """Return an override of a :data:`SHORT` setting with its whole key, and every other one as it is.
+
+    A class that is the value of a setting gets the key of its name.
+    """
+    if item.key == TRANSFORM and isinstance(item.value, str):
+        key = f"{TRANSFORM}._target_"
+        return replace(item, text=key + item.text.removeprefix(TRANSFORM), key=key)
     if item.key not in SHORT or item.changes_keys:
         return item
     if item.key == "rounds" and not _is_numbers(item):

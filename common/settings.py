@@ -321,6 +321,8 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     settings.method.check(settings)
     _check_attack(settings)
+    if settings.data.augmentation.transform is not None:
+        settings.data.augmentation.transform.try_on(settings.data.image_size)
     check_test_images(settings.data, settings.privacy)
     _check_metrics(settings)
     _check_validation(settings)

@@ -63,10 +63,10 @@ def compare(
     Returns:
         A row for each method, the first rank first: ``bound`` (``lower``, ``upper`` or none; such a row has no rank),
         ``rank``, ``chance`` (``at chance``, or the seeds that are), ``accuracy`` with its ``std``, the standard
-        deviation over studies, ``worst`` (in per cent), the ``difference`` from FedAvg (or from the first method) with
-        its 95 % interval from ``low`` to ``high``, ``p`` after Holm's correction, ``verdict``, ``trials``, ``hours``
-        and ``megabytes``. With both kinds of score the first level of the index names the kind. ``.attrs`` has
-        ``notes`` and ``folder``.
+        deviation over studies (of one study: over its final runs), ``worst`` (in per cent), the ``difference`` from
+        FedAvg (or from the first method) with its 95 % interval from ``low`` to ``high``, ``p`` after Holm's
+        correction, ``verdict``, ``trials``, ``hours`` and ``megabytes``. With both kinds of score the first level of
+        the index names the kind. ``.attrs`` has ``notes`` and ``folder``.
 
     Raises:
         ConfigError: a setting is not valid, the folder holds another comparison, or no method has a result.

@@ -292,6 +292,14 @@ class RunRecord(RunFiles):
         """By domain the test images of one client, the largest number of any round."""
         return test_images(self.score_lines)
 
+    @property
+    def validation_images(self) -> int:
+        """The validation samples of all clients that scored theirs."""
+        images: dict[str, int] = {}
+        for line in lines_on("validation", self.score_lines):
+            images[line["client"]] = max(images.get(line["client"], 0), line["count"])
+        return sum(images.values())
+
     @cached_property
     def round_scores(self) -> list[RoundScore]:
         """The metric per domain of every round that was scored on test images, ascending."""
@@ -463,7 +471,13 @@ def setting_text(key: str, value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a setting's value as a short text."""
+    """Return a setting's value as a short text.
+
+    A number of more than six digits, which a search has drawn, has three.
+    """
     if isinstance(value, float):
-        return f"{value:g}"
+        text = f"{value:g}"
+        if float(text) != value:
+            text = f"{value:.3g}"
+        return text
     return printable(str(value))

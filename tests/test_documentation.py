@@ -103,7 +103,7 @@ OWN = ["train.rounds=1", "train.local_steps=1", "rounds.test_samples=8", "train.
 FILE = re.compile(r"`([\w/]+\.(?:py|yaml))`[^`]*```\w+\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol", "metric"])
+@pytest.mark.parametrize("page", ["method", "model", "data-set", "protocol", "metric", "transform"])
 @pytest.mark.long
 def test_what_is_added_from_outside_runs_as_the_page_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config import Positive, ZeroToOne, check, checked
+from common.data.transforms import Transform
 
 EVALUATION_BATCH = 256
 """Images per batch where images are only scored, on devices and on the server."""
@@ -128,15 +129,18 @@ SMALLEST_DEVIATION = 1 / 255
 
 @checked
 class Augmentation:
-    """Random crop, flip, rotation and erasing for training; normalisation for both.
+    """Random crop, flip, rotation, erasing and a transform of the user's for training; normalisation for both.
 
-    Order: crop and flip on uint8, scale to 0..1, rotate (outside is black), normalise, erase (to 0, which is the mean).
+    Order: the transform, crop and flip on uint8, scale to 0..1, rotate (outside is black), normalise, erase (to 0,
+    which is the mean).
 
     Attributes:
         crop_padding: pixels of black added on each side before a crop of the original size; 0 is no crop.
         flip: mirror left to right with probability 0.5.
         rotation: largest angle in degrees, 0..180; the angle is uniform in [-rotation, rotation].
         erasing: probability in 0..1 that one rectangle of a sample is erased.
+        transform: the dotted name of a torchvision v2 transform or of a ``torch.nn.Module`` of your own, which takes
+            an image, uint8 [3, H, W], and returns it changed; its arguments are settings below this one.
         mean: per channel, of images scaled to 0..1; one value or three.
         std: likewise, > 0.
         normalisation: ``fixed`` normalises every image by ``mean`` and ``std``. ``image`` subtracts each image's own
@@ -148,6 +152,7 @@ class Augmentation:
     flip: bool = False
     rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
     erasing: ZeroToOne = 0.0
+    transform: Transform | None = None
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
     normalisation: Normalisation = "fixed"
@@ -159,19 +164,22 @@ class Augmentation:
     @property
     def random(self) -> bool:
         """Whether training images differ from test images."""
-        return self.crop_padding > 0 or self.flip or self.rotation > 0 or self.erasing > 0
+        return bool(self.crop_padding or self.flip or self.rotation or self.erasing or self.transform)
 
     def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return a randomly augmented, normalised copy.
 
         Args:
             images: uint8 [B, 3, H, W] on any device.
-            generator: a CPU generator; ``9 * B`` uniform numbers are always drawn from it, also for parts that are off.
+            generator: a CPU generator; ``9 * B`` uniform numbers are always drawn from it, also for parts that are off,
+                and one number more for a transform.
 
         Returns:
             float32 [B, 3, H, W] on the images' device.
         """
         draws = torch.rand(len(images), _DRAWS, generator=generator)
+        if self.transform is not None:
+            images = self.transform(images, generator)
         # Computed on the CPU, so that every device gets the same numbers, and moved at once.
         parameters = self._parameters(draws, *images.shape[2:]).to(images.device, non_blocking=True)
         images = self._crop_and_flip(images, parameters)

@@ -1,6 +1,7 @@
 """Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
 
 import io
+import logging
 import os
 import stat
 import struct
@@ -37,6 +38,8 @@ from common.extras import install_command
 from common.regular_files import check_within, file_state, kind_of_file
 from common.text import warn_once
 
+_log = logging.getLogger(__name__)
+
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 """Formats that are decoded, by content, not by suffix. Pillow would start programs for others: Ghostscript for EPS."""
 
@@ -53,6 +56,9 @@ up to half a GiB while it is decoded."""
 
 LARGE_PIXELS = 2**22
 """Pixels above which an image is decoded while no other large one is, so that threads do not multiply its memory."""
+
+MANY = 1_000
+"""Images whose decoding takes so long that a line says so."""
 
 MAX_EXPANSION = 2**12
 """Decoded bytes for each byte of a large image's file. PNG, JPEG and GIF stay below it. The strips of a TIFF may all be
@@ -229,6 +235,14 @@ def decode_each(
         DataError: some are no images, and ``reading`` does not skip them; or most come out black or flat.
     """
     images = np.empty((len(sources), image_size, image_size, 3), dtype=np.uint8)
+    if len(sources) >= MANY:
+        _log.warning(
+            "decoding %s images (%s ...) to %dx%d pixels; the next run takes them from the cache",
+            f"{len(sources):,}",
+            names[0],
+            image_size,
+            image_size,
+        )
 
     def put(index: int) -> Remark | BrokenImageError:
         source = sources[index]

@@ -30,17 +30,16 @@ class NamedNetwork(ModelSpec):
 
     Features are the input of the library's classifier. Unlike those of the other networks they may be negative.
 
-    Dropout and stochastic depth are off: they draw from the global random state, so a run would depend on the
-    order in which clients train.
-
     Args:
         name: the network's name in the library.
+        dropout: whether the network's own dropout and stochastic depth act in training.
         norm: ``batch`` leaves the network's own normalisation; ``group`` replaces every batch normalisation.
         weights: a safetensors file, or a state dict of ``torch.save``, with the library's names, that the network
             starts from; the classifier in it is ignored. ``None``: weights of the seed. See docs/training.md.
     """
 
     name: str
+    dropout: bool = True
     norm: Literal["batch", "group"] = "batch"
     weights: Path | None = None
     minimum_image_size = 1
@@ -51,7 +50,8 @@ class NamedNetwork(ModelSpec):
         if not isinstance(head, nn.Linear):
             raise ModelError(f"model.name={self.name}: its classifier is not linear, so it has no features to share")
         network.set_submodule(classifier, nn.Identity())
-        _remove_dropout(network)
+        if not self.dropout:
+            _remove_dropout(network)
         if self.norm == "group":
             self._use_group_norm(network)
         size = head.in_features

@@ -594,11 +594,15 @@ def setting_differences(options: Mapping[str, Mapping[str, Any]]) -> Differences
         holders = [label for label, each in options.items() if each in compared]
         if key.startswith("method.") and _is_in_the_labels(key, holders, options):
             continue
-        if len({repr(options[label].get(key)) for label in holders}) < 2:
+        exact = {label: repr(options[label].get(key)) for label in holders}
+        if len(set(exact.values())) < 2:
             continue
+        texts = {label: setting_text(key, options[label].get(key)).partition("=")[2] for label in holders}
+        if len(set(texts.values())) < len(set(exact.values())):
+            texts = exact  # they differ in later digits
         values: dict[str, list[str]] = {}
-        for label in holders:
-            values.setdefault(setting_text(key, options[label].get(key)).partition("=")[2], []).append(label)
+        for label, text in texts.items():
+            values.setdefault(text, []).append(label)
         differences[key] = values
     return dict(sorted(differences.items(), key=lambda entry: _place(*entry)))
 

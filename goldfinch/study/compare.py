@@ -23,7 +23,7 @@ from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.rows import differences_note, setting_differences
 from goldfinch.study.options import Rules
-from goldfinch.study.ranking import OVER_STUDIES, Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
+from goldfinch.study.ranking import Ranking, StudyRun, notes, rank_methods, ranked_table, runs_csv
 from goldfinch.study.rules import Entrant, entrants_of
 from goldfinch.study.search import (
     POLL_SECONDS,
@@ -166,7 +166,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     remarks += settings_notes(entrants)
     tables = rank_methods(study_runs)
     write_text(request.output / RUNS, runs_csv(study_runs))
-    text = page(request, entrants[0], tables, remarks)
+    text = page(request, entrants[0], tables, remarks, max((run.validation_images for run in study_runs), default=0))
     write_text(request.output / PAGE, text)
     say(text)
     found_by_one = tuned_command(studies[0].folder / "best.yaml")
@@ -354,6 +354,7 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecor
         facts.bound or "",
         run.processor,
         "yes" if run.at_chance else "",
+        run.validation_images,
     )
 
 
@@ -399,13 +400,28 @@ def _continuable() -> Iterator[None]:
         raise type(error)("stopped; the same command continues the comparison") from None
 
 
-def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str]) -> str:
-    """Return the page of a comparison in Markdown: its command, what its rows share, and its tables."""
+def page(
+    request: CompareRequest, first: Entrant, tables: Sequence[Ranking], remarks: Sequence[str], images: int
+) -> str:
+    """Return the page of a comparison in Markdown: its command, what its rows share, and its tables.
+
+    Args:
+        request: what was asked for.
+        first: one of its methods.
+        tables: the ranked methods.
+        remarks: what else a reader must know.
+        images: the validation samples of all clients.
+    """
     settings, rules = first.settings, request.rules
     weighting = rules.weighting or "each method's own"
     attack = attack_text(settings.raw)
     if attack:
         weighting += f", under attack: {attack}"
+    unit = "study"
+    over = "studies"
+    if rules.studies == 1:
+        unit = "seed"
+        over = "the final runs"
     tuned = f"{counted(rules.studies, 'study', 'studies')} of {counted(rules.trials, 'trial')}"
     lines = [
         f"`{shell_line(['goldfinch', *request.words, *folder_options()])}`",
@@ -413,10 +429,12 @@ def page(request: CompareRequest, first: Entrant, tables: Sequence[Ranking], rem
         f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
         f"{settings.train.rounds} rounds. Each method has {tuned} for each searched setting, by "
-        f"validation on {settings.protocol.validation:g} of each client's training samples. "
+        f"validation on {settings.protocol.validation:g} of each client's training samples, {images:,} images in all. "
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
-        f"last round, mean over domains: {OVER_STUDIES}. [a, b] is the 95 % interval of a difference, paired by study "
-        "(Student's t).",
+        f"last round, mean over domains: mean ± standard deviation over {over}. [a, b] is the 95 % interval of a "
+        f"difference, paired by {unit} "
+        f"(Student's t). Chance, one of {settings.data.class_count} classes for every image, is "
+        f"{100 / settings.data.class_count:.3g} %.",
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", ranked_table(table)]

@@ -6,7 +6,7 @@ import csv
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from goldfinch.results.rows import KnownRun, ScoreRow, notes_on
@@ -45,6 +45,7 @@ class StudyRun:
         bound: ``lower`` or ``upper`` if the method is that bound of the table; empty otherwise.
         processor: the kind of processor of a final run.
         at_chance: ``yes`` if a final run is not clearly better than one class for every image.
+        validation_images: the validation samples of all clients of a final run.
     """
 
     board: str
@@ -66,17 +67,18 @@ class StudyRun:
     bound: str = ""
     processor: str = ""
     at_chance: str = ""
+    validation_images: int = 0
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
     """Return the runs as a CSV file. Mappings are ``name=number`` with spaces between them.
 
-    A column that is empty in every run is left out: that of bounds, of processors and of runs at chance.
+    A column that is empty in every run is left out, such as that of bounds.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
-    for name in ("bound", "processor", "at_chance"):
+    for name in ("bound", "processor", "at_chance", "validation_images"):
         if not any(getattr(run, name) for run in runs):
             names.remove(name)
     writer.writerow(names)
@@ -99,7 +101,7 @@ class Ranking:
     """One table: the methods by one kind of score, in the order of their ranks; rows without a rank come last.
 
     A mean, its deviation and the interval of a difference are over studies, since the final runs of a study share what
-    it chose.
+    it chose. Of one study they are over its final runs, and nothing is tested.
 
     Args:
         kind: ``in_domain`` or ``leave_one_out``.
@@ -193,6 +195,8 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
     for row in ranked:
         if base in ranked and row is not base:
             row.difference = row.minus(base)
+        if row.difference is not None and row.unit == "seed":
+            row.difference = replace(row.difference, p=None)
     return Ranking(kind, base.label, sorted(rows, key=_order), trials, hours)
 
 
@@ -223,24 +227,29 @@ def _row(method: str, runs: Sequence[StudyRun], expected: dict[tuple[str, int], 
     for (case, study), count in expected.items():
         if has.get((case, study), 0) < count:
             absent[f"{case}, study {study}"] = f"{has.get((case, study), 0)} of {count} final runs"
-    studies: dict[int, list[StudyRun]] = {}
+    unit: Literal["seed", "study"] = "study"
+    if len({study for _, study in expected}) == 1:
+        unit = "seed"
+    values: dict[int, list[StudyRun]] = {}
     for run in runs:
-        if run.kind == "final":
-            studies.setdefault(run.study, []).append(run)
-    known = [_as_one(number, studies[number]) for number in sorted(studies)]
-    return ScoreRow(method, known, bound=runs[0].bound or None, unit="study", absent=absent)
+        if run.kind == "final" and unit == "study":
+            values.setdefault(run.study, []).append(run)
+        elif run.kind == "final":
+            values.setdefault(run.number, []).append(run)
+    known = [_as_one(number, values[number]) for number in sorted(values)]
+    return ScoreRow(method, known, bound=runs[0].bound or None, unit=unit, absent=absent)
 
 
 def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
-    """Return what a study came to as one run.
+    """Return what a study, or a seed of a single study, came to as one run.
 
-    The score is the mean over the study's final runs, and then over the domains that were left out in turn. The lowest
+    The score is the mean over the final runs, and then over the domains that were left out in turn. The lowest
     accuracy of a domain is taken for each seed, and then the mean over seeds. A study is at chance if all of its final
     runs are.
 
     Args:
-        number: the study's number.
-        runs: its final runs.
+        number: the study's number, or the seed.
+        runs: the final runs.
     """
     by_case: dict[str, list[float]] = {}
     by_domain: dict[str, list[float]] = {}
@@ -292,7 +301,6 @@ HEADS = (
     "hours",
     "MB a run",
 )
-OVER_STUDIES = "mean ± standard deviation over studies"
 VERDICTS = {
     "ahead": "Ahead of",
     "behind": "Behind",
@@ -340,8 +348,10 @@ def notes(ranking: Ranking) -> list[str]:
     for verdict, text in VERDICTS.items():
         if verdict in by_verdict:
             sentences.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
-    if "not tested" in by_verdict:
-        sentences.append("Not tested: an interval needs two studies or more (--studies) that differ.")
+    if "not tested" in by_verdict and all(row.unit == "seed" for row in ranking.rows):
+        sentences.append("Not tested: the final runs of one study share what it chose; --studies 3 tests methods.")
+    elif "not tested" in by_verdict:
+        sentences.append("Not tested: an interval needs studies that differ.")
     bounds = [row.label for row in ranking.rows if row.bound]
     if bounds:
         sentences.append(f"{', '.join(bounds)}: {BOUNDS}.")

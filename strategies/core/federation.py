@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
-from common.models.mixed import Mixed
-from common.models.specs import ModelSpec
 from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
@@ -159,7 +157,6 @@ class Federation:
         settings.aggregation.check(self.method.name, self.method.averages, participants)
         self.method.check(settings)
         _check_keeps_something(self.method, model)
-        _check_exchanges_no_weights(self.method, model, settings.model)
         check_request(UNKNOWN, settings, model, len(self.registry.expected))
 
     def new_model(self, domain: str | None = None) -> nn.Module:
@@ -442,24 +439,6 @@ class Federation:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
         for applied in self.filters:
             applied.remember(memory)
-
-
-def _check_exchanges_no_weights(method: Method, model: nn.Module, spec: ModelSpec) -> None:
-    """Refuse networks that differ between clients if the method exchanges weights.
-
-    Raises:
-        ConfigError: the method does; the message names the command that lists methods that exchange no weights.
-    """
-    if not isinstance(spec, Mixed):
-        return
-    shared = method.shared_names(model)
-    if not shared:
-        return
-    raise ConfigError(
-        f"model=by_domain: method={method.name} exchanges {len(shared)} tensors of the model, which clients with "
-        "different networks do not have in common. Choose a method that exchanges none: goldfinch list by_domain "
-        "names them"
-    )
 
 
 def _check_keeps_something(method: Method, model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from common.config import checked
 from common.errors import ConfigError
+from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -150,6 +151,8 @@ class Method:
                 f"updates, and {' and '.join(altering)} may change them on the way, so that the two drift apart; set "
                 f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
             )
+        if isinstance(settings.model, Mixed):
+            settings.model.check_exchanges_none(self, settings.data.image_size)
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
@@ -243,11 +246,18 @@ class Method:
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
-        losses = self.loss(local.forward(images, labels), local)
+        batch = local.forward(images, labels)
+        losses = self.loss(batch, local)
         if not isinstance(losses, Losses):
             raise TypeError(
                 f"{type(self).__name__}.loss returned a {type(losses).__name__}; it must return its terms by name, "
                 'Losses({"cross_entropy": ...})'
+            )
+        detached = [name for name, term in losses.terms.items() if not term.requires_grad]
+        if detached and losses.fused is None and batch.features.requires_grad:  # a frozen backbone's have none
+            raise TypeError(
+                f"{type(self).__name__}.loss: the term {detached[0]} has no gradient, so nothing would train on it; to "
+                "weaken another method's terms call its loss on dataclasses.replace(self, ...); leave out a term of 0"
             )
         local.backward(losses.total)
         self.edit_gradients(local)

@@ -59,7 +59,7 @@ HARMLESS = {
     "how an image looks, and neither which nor what it is": (
         *("data.image_size", "data.page", "data.range", "data.resize", "method.public.source.image_size"),
         *(f"data.augmentation.{key}" for key in ("crop_padding", "erasing", "flip", "mean", "normalisation", "std")),
-        "data.augmentation.rotation",
+        *("data.augmentation.rotation", "data.augmentation.transform"),
     ),
     "test images are not protected": ("rounds.test_samples", "rounds.scores", "rounds.evaluate_every"),
     "a limit of the run's; the device's own comes first": (
@@ -69,7 +69,7 @@ HARMLESS = {
         *(f"train.{key}" for key in ("batch_size", "class_weights", "clip_norm", "label_smoothing", "last_batch")),
         *(f"train.{key}" for key in ("learning_rate", "momentum", "optimizer", "precision", "schedule", "rounds")),
         *(f"train.{key}" for key in ("step_factor", "step_rounds", "weight_decay", "channels_last", "deterministic")),
-        "train.capture",
+        *("train.capture", "model.dropout"),
         *(f"views.{key}" for key in ("count", "identity_probability", "mix", "random_repeats", "repeats")),
     ),
     "it can only shorten local training": ("train.local_steps",),

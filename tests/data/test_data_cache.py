@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from common.data import image_files
 from common.data.cache import cache_directory, cached
+from common.data.image_files import Reading, decode_files
 
 
 class Builder:
@@ -84,3 +87,20 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_directory() == tmp_path
     monkeypatch.delenv("GOLDFINCH_CACHE")
     assert cache_directory() == Path.home() / ".cache" / "goldfinch"
+
+
+def test_a_line_tells_that_many_images_are_decoded_and_none_that_the_cache_has_them(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, path in enumerate(files):
+        Image.new("RGB", (4, 4), (90 * number, 10, 200)).save(path)
+    monkeypatch.setattr(image_files, "MANY", 4)
+    decode_files(files, 8, tmp_path, Reading())
+    assert not caplog.records
+    monkeypatch.setattr(image_files, "MANY", 3)
+    decode_files(files, 6, tmp_path, Reading())
+    told = f"decoding 3 images ({files[0]} ...) to 6x6 pixels; the next run takes them from the cache"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    decode_files(files, 6, tmp_path, Reading())
+    assert len(caplog.records) == 1

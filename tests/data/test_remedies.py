@@ -369,7 +369,13 @@ def _rename(case: Case, found: re.Match[str]) -> None:
     path.write_text(path.read_text().replace("x,x", "x,z", 1))
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = list(CASES)[::3]
+"""The cases of ``make test``; ``make test-long`` has the others, of which most take seconds."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_every_remedy_works(name: str, tmp_path: Path) -> None:
     case = CASES[name](tmp_path / "place" / "data")
     total = len(case.truth)

@@ -72,15 +72,55 @@ def test_no_page_names_the_unrelated_distribution_to_install() -> None:
     assert INSTALLED.findall("pip install 'goldfinch[datasets]'") == ["goldfinch"]
 
 
+def steps_of_setup(folder: Path, *words: str) -> list[str]:
+    """The calls of pip that ``make setup`` would make."""
+    command = ["make", "--dry-run", "setup", f"VENV={folder}", "EXTRAS=device", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    steps = [line for line in done.stdout.splitlines() if "-m pip --log" in line]
+    assert all("--constraint requirements.txt" in step for step in steps)
+    assert steps[-1].endswith("--editable '.[device]'")
+    return steps
+
+
 @pytest.mark.parametrize("index", ["", "https://wheels.example/cpu"], ids=["any torch", "a CPU's"])
 def test_setup_installs_the_extras_and_the_torch_that_are_asked_for(index: str, tmp_path: Path) -> None:
-    words = ["make", "--dry-run", "setup", f"VENV={tmp_path}", "EXTRAS=device", f"TORCH_INDEX={index}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [line.partition(" || ")[0] for line in done.stdout.splitlines()]
-    steps = [line for line in lines if "pip install" in line]
-    assert steps[-1].endswith("--editable '.[device]'")
-    assert all("--constraint requirements.txt" in step for step in steps)
+    steps = steps_of_setup(tmp_path, f"TORCH_INDEX={index}", "DRIVER=there")
     assert [step.partition("--index-url ")[2] for step in steps[:-2]] == [f'"{index}" torch torchvision'] * bool(index)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has CUDA on Linux alone")
+def test_setup_without_a_driver_tries_the_cpu_build_of_the_pinned_torch_and_says_what_the_other_costs(
+    tmp_path: Path,
+) -> None:
+    pins = (ROOT / "requirements.txt").read_text()
+    versions = [re.search(rf"^{name}==(\S+)", pins, re.MULTILINE) for name in ("torch", "torchvision")]
+    torch, torchvision = (version[1] for version in versions if version)
+    first, *others = steps_of_setup(tmp_path, "DRIVER=")
+    build, _, otherwise = first.partition(" 2>/dev/null || ")
+    assert build.endswith(f" torch=={torch}+cpu torchvision=={torchvision}+cpu")
+    assert "4.3 GB more. TORCH_INDEX=<index of PyTorch's CPU wheels> leaves it out" in otherwise
+    assert len(others) == 2
+    assert steps_of_setup(tmp_path, "DRIVER=", "TORCH_INDEX=https://wheels.example/cpu")[1:] == others
+    assert len(steps_of_setup(tmp_path, "DRIVER=", "CHECK_HASHES=1")) == 2, "no hash of such a build is recorded"
+
+
+def test_setup_says_where_its_seconds_went(tmp_path: Path) -> None:
+    log = tmp_path / "pip.log"
+    log.write_text(
+        """2026-11-27T14:00:00,120 Collecting torch==2.14.1+cpu
+2026-11-27T14:00:03,000 ERROR: No matching distribution found for torch==2.14.1+cpu
+2026-11-27T14:00:05,000 Collecting torch
+  a line without a time
+2026-11-27T14:03:20,000 Installing collected packages: torch, numpy
+2026-11-27T14:04:00,000 Successfully installed numpy-2.4.6 torch-2.14.1
+2026-11-27T14:04:01,000 Collecting ray
+2026-11-27T14:04:31,000 Installing collected packages: ray
+2026-11-27T14:04:36,000 Successfully installed ray-2.55.1
+"""
+    )
+    command = [sys.executable, ROOT / "docker" / "set_up_times.py", log, "31"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set up: resolving and fetching 230 s, unpacking 45 s, compiling 31 s\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +141,7 @@ def test_setup_installs_again_what_the_environment_lacks(
     (tmp_path / ".ready").write_text(has)
     command = ["make", "--dry-run", "setup", f"VENV={tmp_path}", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ("pip install" in done.stdout) == sets_up
+    assert (" -m pip " in done.stdout) == sets_up
 
 
 def test_setup_names_an_extra_that_does_not_exist(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faults import kill_node
+from support.own import forget
 from support.simulations import SMALL
 
 from common.errors import EngineError
@@ -29,6 +30,19 @@ from server.run.conduct import prepare_output, run_federation
 from server.run.schema import read_lines
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+MINE = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Noise(nn.Module):
+    def forward(self, image):
+        noise = 20 * torch.randn(image.shape) + 9 * random.random() + 9 * np.random.rand()
+        return (image + noise).clamp(0, 255).to(torch.uint8)
+"""
 STATEFUL = "moon"
 """A method in which clients keep their last model: the second round depends on what a device wrote in the first."""
 
@@ -42,16 +56,28 @@ def prepared(method: str, output: Path, *more: str) -> RunSettings:
 
 @pytest.fixture(scope="module")
 def inline(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Summaries of inline runs by method, run once."""
-    found: dict[str, dict[str, Any]] = {}
+    """Summaries of inline runs by method and further settings, run once."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
 
-    def of(method: str) -> dict[str, Any]:
-        if method not in found:
-            settings = prepared(method, tmp_path_factory.mktemp("inline"))
-            found[method] = run_federation(settings, InlineEngine(settings))
-        return found[method]
+    def of(*words: str) -> dict[str, Any]:
+        if words not in found:
+            method, *more = words
+            settings = prepared(method, tmp_path_factory.mktemp("inline"), *more)
+            found[words] = run_federation(settings, InlineEngine(settings))
+        return found[words]
 
     return of
+
+
+@pytest.fixture
+def transform(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A transform of the user's own, which all processes find."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "mine.py").write_text(MINE)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(folder)
+    yield "data.augmentation.transform=mine.Noise"
+    forget("mine")
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -89,13 +115,16 @@ def stale_copy(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", ["fpl", pytest.param(STATEFUL, marks=pytest.mark.slow)])
-def test_ray_gives_the_inline_state(method: str, inline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_gives_the_inline_state(
+    method: str, inline: Any, transform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Called from a folder with another copy of the packages, which Ray's workers must not pick up."""
     monkeypatch.chdir(stale_copy(tmp_path / "work"))
     events: list[str] = []
-    settings = prepared(method, tmp_path / "run", "engine=ray", "engine.actors=2")
+    settings = prepared(method, tmp_path / "run", transform, "engine=ray", "engine.actors=2")
     run_on_ray(settings, [lambda name, _: events.append(name)])
-    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(method))
+    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(method, transform))
+    assert inline(method)["state_sha256"] != inline(method, transform)["state_sha256"], "it changes what is trained on"
     assert events.count("round done") == 2
     assert "finish" in events
 
@@ -124,19 +153,24 @@ def test_a_failing_run_exits_with_an_error_and_its_reason(tmp_path: Path) -> Non
 
 
 def test_a_deployment_gives_the_inline_state(
-    inline: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    inline: Any,
+    transform: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two of the four nodes have a resident trainer, and two train in a new process per message."""
     sockets = tmp_path_factory.mktemp("r")  # short: a socket's path has 107 bytes at most
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
-    settings = prepared(STATEFUL, tmp_path / "run", "engine=superlink")
+    settings = prepared(STATEFUL, tmp_path / "run", transform, "engine=superlink")
     nodes = one_node_per_client(settings)
     for index, node in enumerate(nodes.values()):
         node["resident"] = index % 2 == 0
     with LocalDeployment(tmp_path / "flower", nodes, secure=False) as deployment:
         deployment.run(settings)
         assert len(list(sockets.rglob("*.sock"))) == 2
-    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(STATEFUL))
+    assert_equal(RunRecord.open(tmp_path / "run").summary, inline(STATEFUL, transform))
+    assert inline(STATEFUL)["state_sha256"] != inline(STATEFUL, transform)["state_sha256"]
     kept = list((tmp_path / "flower").rglob("state-*.safetensors"))
     assert {path.parent.name for path in kept} == {"handwritten-0", "printed-0", "signs-0", "sketch-0"}
     assert not left_running(tmp_path)

@@ -19,14 +19,13 @@ from goldfinch.commands.export import export
 from goldfinch.explanation import explain
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
-from strategies.core.federation import Federation
 from strategies.core.method import build_model
 
 MIXED = ("model=by_domain", "model.networks={dark: digit_cnn, noisy: digit_cnn_gap}", "model.features=16", "tuned=none")
 
 
-def settings_of(method: str, output: Path, **more: Any) -> Any:
-    return toy_settings(method, output, overrides=MIXED, **more)
+def settings_of(method: str, output: Path, *words: str, **more: Any) -> Any:
+    return toy_settings(method, output, overrides=(*MIXED, *words), **more)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,9 @@ def test_what_is_no_mix_is_refused(given: dict[str, Any], message: str) -> None:
         Mixed(**given)
 
 
-def test_a_method_that_exchanges_weights_is_refused_and_the_message_says_what_lists_others(tmp_path: Path) -> None:
+def test_settings_with_a_method_that_exchanges_weights_are_refused_and_the_message_says_what_lists_others() -> None:
     with pytest.raises(ConfigError, match=r"method=fpl exchanges \d+ tensors .*: goldfinch list by_domain names them"):
-        Federation(settings_of("fpl", tmp_path))
+        load_settings(["method=fpl", *MIXED, "model.networks={signs: digit_cnn}"])
 
 
 @pytest.mark.long
@@ -90,13 +89,11 @@ def test_goldfinch_list_names_every_method_that_exchanges_no_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "hyper"), [("fedproto", {"aggregate_models": False}), ("fedpall", {}), ("adcol", {})]
+    ("method", "words"), [("fedproto", ["method.aggregate_models=false"]), ("fedpall", []), ("adcol", [])]
 )
 @pytest.mark.long
-def test_clients_with_different_networks_learn_and_are_exported(
-    method: str, hyper: dict[str, Any], tmp_path: Path
-) -> None:
-    settings = settings_of(method, tmp_path / "run", hyper=hyper, train={"rounds": 6})
+def test_clients_with_different_networks_learn_and_are_exported(method: str, words: list[str], tmp_path: Path) -> None:
+    settings = settings_of(method, tmp_path / "run", *words, train={"rounds": 6})
     done = run(settings)
     assert done.averages()[-1] > 40, "chance is 25"
     kept = RunModel(RunRecord.open(tmp_path / "run"))

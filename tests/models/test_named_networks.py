@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.runs import run
+from support.runs import BackwardsEngine, run
 from support.toy import toy_settings
 from torch import nn
 from torchvision.models import get_model
@@ -21,6 +22,7 @@ from common.models.torchvision import NamedNetwork, Timm, Torchvision
 from goldfinch.commands.export import export
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
+from server.engines.inline import InlineEngine
 
 NAMES = {"mobilenet_v3_small": 32, "resnet18": 32, "vit_b_32": 32, "shufflenet_v2_x0_5": 32, "regnet_y_400mf": 32}
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the extra timm is not installed")
@@ -63,12 +65,33 @@ def test_timm_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPa
         Timm().build(7, 32, 0)
 
 
+def test_dropout_of_a_library_acts_in_training_unless_it_is_off() -> None:
+    model = Torchvision(name="mobilenet_v3_small").build(7, 32, 3).eval()
+    off = Torchvision(name="mobilenet_v3_small", dropout=False).build(7, 32, 3).eval()
+    assert torch.equal(model(images(4, 32))[0], off(images(4, 32))[0])
+    model.train()
+    assert not torch.equal(model(images(4, 32))[0], model(images(4, 32))[0])
+
+
+def test_a_run_with_dropout_repeats_whatever_the_order_of_the_clients(tmp_path: Path) -> None:
+    states: dict[str, str] = {}
+    for name, words, engine in (
+        ("first", [], InlineEngine),
+        ("backwards", [], BackwardsEngine),
+        ("without", ["model.dropout=false"], InlineEngine),
+    ):
+        overrides = ("model=torchvision", "model.name=mobilenet_v3_small", *words)
+        settings = toy_settings("fedavg", tmp_path / name, overrides=overrides, train={"rounds": 1})
+        states[name] = run(settings, engine(settings)).sha256
+    assert states["first"] == states["backwards"] != states["without"]
+
+
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("spec", "size"), NETWORKS)
 def test_features_are_what_the_classifier_reads_and_nothing_is_drawn(spec: NamedNetwork, size: int) -> None:
-    model = spec.build(7, size, 3).train()
+    model = replace(spec, dropout=False).build(7, size, 3).train()
     before = torch.get_rng_state()
     features, logits = model(images(4, size))
     assert features.shape == (4, model.feature_size)

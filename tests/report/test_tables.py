@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.scored import all_groups, restate, scored_run
 
 from common.errors import ConfigError
-from goldfinch.record import RunRecord
+from goldfinch.record import RunRecord, setting_text
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
@@ -168,6 +168,18 @@ def test_a_setting_that_two_methods_have_is_noted_and_one_of_a_single_method_is_
     note = f"Rows differ in more than the method: method.weighting samples ({labels}), uniform (feddyn)."
     assert note in score_sheet(board, "final").notes
     assert note in table_text([board], "final", "json")
+
+
+def test_a_value_that_a_search_drew_has_three_digits_unless_rows_differ_in_later_ones() -> None:
+    assert setting_text("method.mu", 0.009156083) == "mu=0.00916"
+    assert setting_text("train.learning_rate", 0.0012345) == "learning_rate=0.0012345", "somebody may have written it"
+    options = {
+        "x": {"method._target_": "x", "train.rate": 0.009156083, "train.decay": 0.0123456789},
+        "y": {"method._target_": "y", "train.rate": 0.009161111, "train.decay": 0.5},
+    }
+    found = setting_differences(options)
+    assert found["train.rate"] == {"0.009156083": ["x"], "0.009161111": ["y"]}
+    assert found["train.decay"] == {"0.0123": ["x"], "0.5": ["y"]}
 
 
 SETTINGS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1))

@@ -227,6 +227,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             code_by_package={"goldfinch": "c", "mylib": "m"},
             processor="AMD EPYC, AVX2",
             at_chance=False,
+            validation_images=40,
         )
 
     monkeypatch.setattr("goldfinch.study.search.run_here", trial)

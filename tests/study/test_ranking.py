@@ -70,11 +70,16 @@ def test_equal_methods_share_a_rank_and_are_not_called_level() -> None:
     assert "best" not in text
 
 
-def test_a_single_study_has_no_interval_and_no_test() -> None:
-    found = table({"fedavg": [[50, 52]], "fpl": [[70, 72]]})
-    assert str(found.rows[0].value()) == "71.00"
-    assert found.rows[0].verdict == "not tested"
-    assert "an interval needs two studies" in ranked_table(found)
+def test_a_single_study_has_intervals_over_its_final_runs_and_no_test() -> None:
+    (found,) = rank_methods(runs_of({"fedavg": [[50, 52, 60]]}) + runs_of({"fpl": [[70, 75, 72]]}))  # seeds 0, 1, 2
+    fpl, _ = found.rows
+    assert fpl.scores() == {0: 70, 1: 75, 2: 72}
+    assert fpl.verdict == "not tested"
+    expected = paired_difference([70, 75, 72], [50, 52, 60])
+    assert fpl.difference is not None
+    assert (fpl.difference.low, fpl.difference.high) == (expected.low, expected.high)
+    assert (fpl.difference.p, fpl.p) == (None, None)
+    assert "the final runs of one study share what it chose" in ranked_table(found)
 
 
 def test_rows_that_are_not_whole_and_rows_of_own_models_are_marked_and_have_no_rank() -> None:

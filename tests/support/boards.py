@@ -51,6 +51,7 @@ def _run_of(line: dict[str, str]) -> StudyRun:
         bound=line.get("bound", ""),
         processor=line.get("processor", ""),
         at_chance=line.get("at_chance", ""),
+        validation_images=int(line.get("validation_images", 0)),
     )
 
 

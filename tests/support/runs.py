@@ -98,6 +98,15 @@ class TouchedEngine:
         self.inner.close()
 
 
+class BackwardsEngine(InlineEngine):
+    """The inline engine, whose clients train from the last to the first."""
+
+    def exchange(
+        self, message: Payload, requests: Mapping[str, Request], seconds: float, **more: Any
+    ) -> tuple[list[Reply], list[Failure]]:
+        return super().exchange(message, dict(reversed(requests.items())), seconds, **more)
+
+
 def _make_failing(device: Any, failing: Callable[[Request], bool]) -> None:
     whole = device.answer
 
