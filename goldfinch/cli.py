@@ -570,6 +570,27 @@ def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) 
     dismiss(folder, node or [], connection)
 
 
+@device_command("list")
+def _list_devices(
+    folder: Folder,
+    runs: Annotated[list[str], argument("[RUN]...", default_factory=list)],
+    as_json: Annotated[bool, option("--json", text="One JSON object in place of the table.")] = False,
+    metrics: Annotated[
+        Path | None, option("--metrics", text="A file for a node exporter (*.prom), written besides.", metavar="FILE")
+    ] = None,
+    connection: Connection = None,
+) -> None:
+    """List devices: contact, last reply that counted, missed rounds, version, clock, privacy budget.
+
+    goldfinch devices list FOLDER outputs
+    FOLDER  the folder that goldfinch devices certificates was given
+    RUN     run folders, or folders with runs below them
+    """
+    from goldfinch.commands.membership import list_devices
+
+    list_devices(folder, runs, as_json=as_json, metrics=metrics, connection=connection)
+
+
 @command("list")
 def _list(
     names: Annotated[list[str], argument("[NAME]...", default_factory=list)],

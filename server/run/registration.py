@@ -14,7 +14,13 @@ from strategies.core.federation import Federation
 KEY_BITS = 128
 """Bits of the random number that a deployment's participants are drawn from."""
 
-REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions")
+STATED = ("start_seconds", "clock_ahead")
+"""Fields that a deployed device states of itself; 0 is left out."""
+
+SLOW_START_SECONDS = 30.0
+"""A device whose processes take longer to start is reported once, because each of its replies takes longer."""
+
+REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions", *STATED)
 """Fields of a registration that the event ``registered`` holds."""
 
 
@@ -74,8 +80,24 @@ class Registrar:
         reason = self.folder.resume_check.refuses(registration) or self.registry.admit(registration)
         if not reason:
             content = {key: getattr(registration, key) for key in REGISTERED}
+            for key in STATED:
+                if not content[key]:
+                    del content[key]
             self.folder.history.event("registered", **content)
+            self._report_slow_start(registration)
         return reason
+
+    def _report_slow_start(self, registration: Registration) -> None:
+        """Report a device whose processes start slowly, with the time that the server waits."""
+        seconds, deadline = registration.start_seconds, self.settings.rounds.deadline
+        if seconds > SLOW_START_SECONDS:
+            reason = (
+                f"its process takes {seconds:.0f} s to start, and so does that of every message; the server waits "
+                f"{deadline:.0f} s for an exchange (rounds.deadline)"
+            )
+            self.folder.history.event(
+                "client starts slowly", round=self.federation.server.round, client=registration.client, reason=reason
+            )
 
     def _check_quorum(self) -> None:
         """Refuse to begin with fewer clients than a round needs."""
