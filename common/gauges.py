@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.storage import write_text
-
 PREFIX = "goldfinch_"
 
 
@@ -46,8 +44,10 @@ def write_gauges(path: Path, gauges: Sequence[Gauge]) -> None:
         lines += [f"# HELP {name} {each.meaning}", f"# TYPE {name} gauge"]
         for value, number in each.values.items():
             lines.append(f"{name}{_labels(each.label, value)} {number:.17g}")
-    write_text(path, "\n".join(lines) + "\n")
-    path.chmod(0o644)  # the exporter is another user
+    new = path.with_name(f".{path.name}.new")  # exporters read names that end in .prom
+    new.write_text("\n".join(lines) + "\n")
+    new.chmod(0o644)  # the exporter is another user
+    new.replace(path)
 
 
 def read_gauges(text: str) -> Mapping[str, float]:

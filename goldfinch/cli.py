@@ -586,9 +586,10 @@ def _list_devices(
     FOLDER  the folder that goldfinch devices certificates was given
     RUN     run folders, or folders with runs below them
     """
-    from goldfinch.commands.membership import list_devices
+    from goldfinch.commands.device_list import list_devices
+    from goldfinch.commands.membership import enrolment_of
 
-    list_devices(folder, runs, as_json=as_json, metrics=metrics, connection=connection)
+    list_devices(enrolment_of(folder, connection), runs, as_json=as_json, metrics=metrics)
 
 
 @command("list")

@@ -26,11 +26,15 @@ from common.errors import ConfigError, EngineError, GoldfinchError
 from common.extras import install_command
 from common.settings import load_settings
 from common.text import counted
+from common.tls import WARNING_DAYS, certificate_days
 from common.versions import package_versions, shadows
 from server.flower.processes import connections, flower_home
 from server.flower.submit import check_ray
 
-OK, NOTE, FAIL = "ok", "note", "FAIL"
+OK, NOTE, SOON, FAIL = "ok", "note", "SOON", "FAIL"
+ENDS_SOON = 3
+"""Exit status if nothing is wrong but that the server's certificate ends soon."""
+
 GIB = 2**30
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
@@ -71,7 +75,7 @@ class Finding:
         name: what was checked.
         result: what the check says.
         remedy: how to fix it; empty if nothing needs to be done.
-        state: ``OK``, ``NOTE`` (some runs are affected) or ``FAIL`` (every run is).
+        state: ``OK``, ``NOTE`` (some runs are affected), ``SOON`` (every run will be), or ``FAIL`` (every run is).
     """
 
     name: str
@@ -88,7 +92,7 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
         authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
 
     Returns:
-        1 if something that every run needs does not work, else 0.
+        1 if something that every run needs does not work, 3 if only the server's certificate ends soon, else 0.
 
     Raises:
         ConfigError: a certificate is given without a server.
@@ -145,6 +149,8 @@ def _report(findings: Sequence[Finding], all_well: str) -> int:
             print(f"{'':26}-> {finding.remedy}")
     if not failed:
         print(f"\n{all_well}")
+        if any(finding.state == SOON for finding in findings):
+            return ENDS_SOON
         return 0
     print(f"\n{counted(failed, 'problem')}")
     return 1
@@ -156,10 +162,22 @@ def _server(server: str, authority: Path | None) -> list[Finding]:
         ahead = clock_difference(server, authority)
     except EngineError as error:
         return [Finding("server", str(error), "docs/deploy.md, 'What a message means'", FAIL)]
-    certificate = "without TLS"
+    findings = [Finding("server", f"{server} answers"), _clock(ahead)]
     if authority:
-        certificate = "its certificate is valid"
-    return [Finding("server", f"{server} answers, {certificate}"), _clock(ahead)]
+        findings.append(_certificate(server, authority))
+    return findings
+
+
+def _certificate(server: str, authority: Path) -> Finding:
+    """Check how long the server's certificate is valid."""
+    try:
+        days = certificate_days(server, authority)
+    except (OSError, ValueError) as error:
+        return Finding("certificate", str(error), "docs/deploy.md, 'What a message means'", FAIL)
+    if days < WARNING_DAYS:
+        remedy = "on the server: goldfinch devices certificates, with the same --host options, then restart the proxy"
+        return Finding("certificate", f"ends in {days:.0f} days", remedy, SOON)
+    return Finding("certificate", f"valid for {days:.0f} days")
 
 
 def _clock(ahead: float) -> Finding:
