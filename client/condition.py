@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -18,14 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.gauges import Gauge, gauge, write_gauges
-from common.tls import certificate_days
+from common.text import gauge
 
 WRITE_SECONDS = 10.0
 """Time between two writes of the file."""
 
 CERTIFICATE_SECONDS = 6 * 3600.0
 """Time between two looks at the server's certificate; a tenth of it after one that failed."""
+
+CONNECT_SECONDS, SECONDS_OF_DAY = 20.0, 86_400
 
 HEARTBEAT_SECONDS = 60.0
 """A node whose last heartbeat is older than this has no contact. Flower sends one every 18 to 23 seconds."""
@@ -109,10 +111,13 @@ class Condition:
         if self.path is None:
             return
         self._look_at_certificate()
-        write_gauges(self.path, self.gauges())
+        new = self.path.with_name(f".{self.path.name}.new")  # exporters read names that end in .prom
+        new.write_text("\n".join(self.lines()) + "\n")
+        new.chmod(0o644)  # an exporter is another user
+        new.replace(self.path)
 
-    def gauges(self) -> list[Gauge]:
-        """Return the numbers of the file."""
+    def lines(self) -> list[str]:
+        """Return the lines of the file."""
         releases, free = None, None
         if self.state is not None:
             releases = float(_releases(self.state))
@@ -121,18 +126,22 @@ class Condition:
         left = None
         if releases is not None and self.max_releases is not None:
             left = max(0.0, self.max_releases - releases)
-        return [
-            gauge("written_timestamp_seconds", "When this file was written.", time.time()),
-            gauge("started_timestamp_seconds", "When the SuperNode started.", self._began),
-            gauge("last_heartbeat_timestamp_seconds", "When the server last took a heartbeat.", self._heartbeat),
-            gauge("last_reply_timestamp_seconds", "When the server last took a reply.", self._reply),
-            gauge("replies", "Replies that the server took since the start.", self._replies),
-            gauge("slowest_start_seconds", "The slowest start of a ClientApp since the start.", self.slowest_start()),
-            gauge("certificate_days", "Days until the server's certificate ends.", self._days),
-            gauge("disk_free_bytes", "Free space of the state folder.", free),
-            gauge("privacy_releases", "Updates that left this device, over all runs.", releases),
-            gauge("privacy_releases_left", "Updates that its own limit still allows.", left),
+        numbers: list[tuple[str, str, float | None]] = [
+            ("written_timestamp_seconds", "When this file was written.", time.time()),
+            ("started_timestamp_seconds", "When the SuperNode started.", self._began),
+            ("last_heartbeat_timestamp_seconds", "When the server last took a heartbeat.", self._heartbeat),
+            ("last_reply_timestamp_seconds", "When the server last took a reply.", self._reply),
+            ("replies", "Replies that the server took since the start.", self._replies),
+            ("slowest_start_seconds", "The slowest start of a ClientApp since the start.", self.slowest_start()),
+            ("certificate_days", "Days until the server's certificate ends.", self._days),
+            ("disk_free_bytes", "Free space of the state folder.", free),
+            ("privacy_releases", "Updates that left this device, over all runs.", releases),
+            ("privacy_releases_left", "Updates that its own limit still allows.", left),
         ]
+        lines: list[str] = []
+        for name, meaning, value in numbers:
+            lines += gauge(name, meaning, {"": value})
+        return lines
 
     def _look_at_certificate(self) -> None:
         """Note the days that the server's certificate is valid, from time to time."""
@@ -156,6 +165,24 @@ def condition_of(configuration: dict[str, Any], path: Path | None, server: str, 
         Path(str(state)) if state else None,
         float(releases) if isinstance(releases, int | float) else None,
     )
+
+
+def certificate_days(server: str, authority: Path) -> float:
+    """Return the days until the certificate of ``server``, a ``host:port``, ends.
+
+    Raises:
+        OSError: the server cannot be reached, or its certificate is not one of ``authority``.
+        ValueError: ``server`` has no port.
+    """
+    host, _, port = server.rpartition(":")
+    name = host.strip("[]")
+    context = ssl.create_default_context(cafile=str(authority))
+    with (
+        socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=name) as secure,
+    ):
+        certificate = secure.getpeercert() or {}
+    return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / SECONDS_OF_DAY
 
 
 def notify(text: str) -> None:

@@ -580,7 +580,7 @@ def _list_devices(
     ] = None,
     connection: Connection = None,
 ) -> None:
-    """List devices: contact, last reply that counted, missed rounds, version, clock, privacy budget.
+    """List devices, with their contact and contributions.
 
     goldfinch devices list FOLDER outputs
     FOLDER  the folder that goldfinch devices certificates was given

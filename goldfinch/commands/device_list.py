@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError
-from common.gauges import Gauge, gauge, write_gauges
+from common.storage import write_text
+from common.text import gauge
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.contributions import Contribution, contributions, time_text
-from server.admission.certificates import days_left
 from server.admission.enrolment import Enrolment
 
 NO_DATE = "N/A"
@@ -30,7 +30,7 @@ NOTHING = Contribution()
 
 
 @dataclass(frozen=True)
-class Device:
+class ListedDevice:
     """A device of the operator's folder.
 
     Args:
@@ -58,7 +58,7 @@ class Device:
         return row | row.pop("contribution")
 
 
-def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tuple[list[Device], str]:
+def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tuple[list[ListedDevice], str]:
     """Return the devices of the operator's folder, and why the SuperLink could not be asked, empty if it was.
 
     Args:
@@ -77,7 +77,7 @@ def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tupl
     for name in enrolment.known:
         found.append(_known_device(name, enrolment.enrolled(name), nodes, now, asked=not problem))
     for name, (client, when) in enrolment.dismissed.items():
-        found.append(Device(name, client, "dismissed", dismissed=when))
+        found.append(ListedDevice(name, client, "dismissed", dismissed=when))
     with_contributions = []
     for device in found:
         with_contributions.append(replace(device, contribution=by_client.get(device.client, NOTHING)))
@@ -86,17 +86,17 @@ def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tupl
 
 def _known_device(
     name: str, kept: tuple[str, str] | None, nodes: Mapping[str, Mapping[str, Any]], now: float, *, asked: bool
-) -> Device:
+) -> ListedDevice:
     if kept is None:
-        return Device(name, "", "new")
+        return ListedDevice(name, "", "new")
     number, client = kept
     if not asked or number not in nodes:
-        return Device(name, client, "unknown")
+        return ListedDevice(name, client, "unknown")
     node = nodes[number]
     status = str(node["status"])
     if status == "online":
-        return Device(name, client, status, online_since=_seconds(node.get("online-at")), last_contact=now)
-    return Device(name, client, status, last_contact=_seconds(node.get("offline-at")))
+        return ListedDevice(name, client, status, online_since=_seconds(node.get("online-at")), last_contact=now)
+    return ListedDevice(name, client, status, last_contact=_seconds(node.get("offline-at")))
 
 
 def _seconds(text: object) -> float | None:
@@ -131,10 +131,9 @@ def list_devices(
     found, problem = devices(enrolment, find_runs(runs, finished=False), now)
     if not found:
         raise ConfigError(f"{enrolment.folder / 'nodes'} holds no devices; make keys: goldfinch devices certificates")
-    certificate = enrolment.folder.parent / "server" / "server.pem"
-    days = days_left(certificate) if certificate.exists() else None
+    days = enrolment.certificate_days
     if metrics is not None:
-        write_gauges(metrics, _gauges(found, days, now))
+        write_text(metrics, _metrics(found, days, now))
     if problem:
         print(f"contact is not known: {problem}", file=sys.stderr)
     if as_json:
@@ -145,7 +144,7 @@ def list_devices(
         print(f"\nthe server's certificate ends in {days} days")
 
 
-def _cells(device: Device) -> dict[str, str]:
+def _cells(device: ListedDevice) -> dict[str, str]:
     """Return the texts of a device's line in the table."""
     status = device.status
     if device.dismissed is not None:
@@ -168,35 +167,34 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return ["  ".join(f"{line[name]:{widths[name]}}" for name in names).rstrip() for line in lines]
 
 
-def _gauges(found: Sequence[Device], days: int | None, now: float) -> list[Gauge]:
+def _metrics(found: Sequence[ListedDevice], days: int | None, now: float) -> str:
     """Return what a monitor reads of the devices that were not dismissed."""
-    present = [device for device in found if device.dismissed is None]
-
-    def by_device(name: str, meaning: str, values: Mapping[str, Any]) -> Gauge:
-        return Gauge(name, meaning, "device", {key: float(value) for key, value in values.items() if value is not None})
-
-    return [
-        gauge("written_timestamp_seconds", "When this file was written.", now),
-        gauge("certificate_days", "Days until the server's certificate ends.", days),
-        by_device("device_online", "1 if the device is online.", {d.name: d.status == "online" for d in present}),
-        by_device(
-            "device_last_contact_timestamp_seconds",
+    lines = gauge("written_timestamp_seconds", "When this file was written.", {"": now})
+    lines += gauge("certificate_days", "Days until the server's certificate ends.", {"": days})
+    columns: list[tuple[str, str, Callable[[ListedDevice], float | None]]] = [
+        ("online", "1 if the device is online.", lambda device: device.status == "online"),
+        (
+            "last_contact_timestamp_seconds",
             "When the device was last known online.",
-            {d.name: d.last_contact for d in present},
+            lambda device: device.last_contact,
         ),
-        by_device(
-            "device_last_reply_timestamp_seconds",
+        (
+            "last_reply_timestamp_seconds",
             "When the device's last reply that counted arrived.",
-            {d.name: d.contribution.last_reply for d in present},
+            lambda device: device.contribution.last_reply,
         ),
-        by_device(
-            "device_missed_rounds",
+        (
+            "missed_rounds",
             "Rounds in a row in which the device was asked and did not count.",
-            {d.name: d.contribution.missed for d in present},
+            lambda device: device.contribution.missed,
         ),
-        by_device(
-            "device_epsilon_left",
-            "What the last private run's limit left of epsilon.",
-            {d.name: d.contribution.epsilon_left for d in present},
+        (
+            "epsilon_left",
+            "What the limit of the last private run left of epsilon.",
+            lambda device: device.contribution.epsilon_left,
         ),
     ]
+    for name, meaning, value in columns:
+        values = {device.name: value(device) for device in found if device.dismissed is None}
+        lines += gauge(f"device_{name}", meaning, values, "device")
+    return "\n".join(lines) + "\n"

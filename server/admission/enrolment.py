@@ -17,6 +17,7 @@ from typing import Any
 
 from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
+from server.admission.certificates import days_left
 from server.flower.processes import answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
@@ -147,6 +148,14 @@ class Enrolment:
             if len(words) == DISMISSED_WORDS:
                 found[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
         return found
+
+    @property
+    def certificate_days(self) -> int | None:
+        """Days until the server's certificate ends; ``None`` if it is not next to the operator's folder."""
+        path = self.folder.parent / "server" / "server.pem"
+        if not path.exists():
+            return None
+        return days_left(path)
 
     def dismiss(self, name: str) -> str:
         """Take a device off the list, so that its key is refused; return what happened.

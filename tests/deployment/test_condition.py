@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from support.federation import ROOT
+from support.gauges import read_gauges
 
 from client.condition import Condition, condition_of, notify
-from common.gauges import Gauge, read_gauges, write_gauges
+from common.text import gauge
 from goldfinch.cli import main
 from server.admission.certificates import Certificates, ensure
 
@@ -50,7 +51,7 @@ def test_the_file_has_replies_releases_and_what_its_limit_left(tmp_path: Path) -
     condition = condition_of(configuration, tmp_path / "metrics.prom", "", None)
     condition.note_reply()
     condition.write()
-    found = read_gauges((tmp_path / "metrics.prom").read_text())
+    found = read_gauges(tmp_path / "metrics.prom")
     assert found["replies"] == 1
     assert found["privacy_releases"] == 3
     assert found["privacy_releases_left"] == 7
@@ -59,14 +60,25 @@ def test_the_file_has_replies_releases_and_what_its_limit_left(tmp_path: Path) -
     assert "last_heartbeat_timestamp_seconds" not in found
 
 
-def test_labels_are_escaped_and_the_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_labels_are_escaped_and_what_is_not_known_is_left_out() -> None:
+    assert gauge("device_online", "Is it.", {'a"b\\': True, "c": None}, "device") == [
+        "# HELP goldfinch_device_online Is it.",
+        "# TYPE goldfinch_device_online gauge",
+        'goldfinch_device_online{device="a\\"b\\\\"} 1',
+    ]
+    assert gauge("replies", "How many.", {"": 3}) == [
+        "# HELP goldfinch_replies How many.",
+        "# TYPE goldfinch_replies gauge",
+        "goldfinch_replies 3",
+    ]
+    assert gauge("replies", "How many.", {"": None}) == []
+
+
+def test_the_file_is_replaced_whole_and_others_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.prom"
-    path.write_text("old")
-    write_gauges(path, [Gauge("device_online", "Is it.", "device", {'a"b\\': 1.0}), Gauge("empty", "Nothing.")])
-    assert path.read_text() == (
-        "# HELP goldfinch_device_online Is it.\n# TYPE goldfinch_device_online gauge\n"
-        'goldfinch_device_online{device="a\\"b\\\\"} 1\n'
-    )
+    path.write_text("of before")
+    Condition(path).write()
+    assert "of before" not in path.read_text()
     assert [each.name for each in tmp_path.iterdir()] == ["metrics.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
 
@@ -124,5 +136,5 @@ def test_doctor_and_device_warn_before_the_certificate_ends(
         assert "ok  certificate        valid for 365 days" in output
     condition = Condition(tmp_path / "metrics.prom", address, authority)
     condition.write()
-    found = read_gauges((tmp_path / "metrics.prom").read_text())
+    found = read_gauges(tmp_path / "metrics.prom")
     assert found["certificate_days"] == pytest.approx(days, abs=0.1)

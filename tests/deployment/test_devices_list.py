@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from support.faults import wait_until
+from support.gauges import read_gauges
 from support.records import change_events, rewrite
 from support.toy import toy_settings
 
-from common.gauges import read_gauges
 from common.settings import load_settings
 from goldfinch.cli import main
 from goldfinch.commands.deployment import METRICS, LocalDeployment
@@ -124,7 +124,7 @@ def test_real_devices_are_listed_with_contact_runs_and_dismissal(
     assert printed["dismissed"] == pytest.approx(time.time(), abs=600)
     assert 'goldfinch_device_online{device="sketch-0"} 1' in metrics.read_text()
     assert "printed-0" not in metrics.read_text(), "a dismissed device raises no alarm"
-    assert read_gauges(metrics.read_text())["certificate_days"] == 364
+    assert read_gauges(metrics)["certificate_days"] == 364
 
 
 @pytest.mark.processes
@@ -140,5 +140,5 @@ def test_a_real_device_writes_its_own_numbers(deployed: tuple[LocalDeployment, P
 
 
 def _with_reply(path: Path) -> dict[str, float]:
-    found = dict(read_gauges(path.read_text()))
+    found = read_gauges(path)
     return found if found.get("replies", 0) >= 2 else {}
