@@ -91,10 +91,9 @@ class Registrar:
         """Report a device whose processes start slowly, with the time that the server waits."""
         seconds, deadline = registration.start_seconds, self.settings.rounds.deadline
         if seconds > SLOW_START_SECONDS:
-            reason = (
-                f"its process takes {seconds:.0f} s to start, and so does that of every message; the server waits "
-                f"{deadline:.0f} s for an exchange (rounds.deadline)"
-            )
+            reason = f"its process takes {seconds:.0f} s to start, and so does that of every message"
+            if deadline is not None:
+                reason += f"; the server waits {deadline:.0f} s for an exchange (rounds.deadline)"
             self.folder.history.event(
                 "client starts slowly", round=self.federation.server.round, client=registration.client, reason=reason
             )

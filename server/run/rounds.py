@@ -21,6 +21,7 @@ from server.run.engine import Engine, Failure
 from server.run.events import Listener
 from server.run.history import History
 from server.run.open_folder import OpenFolder
+from server.run.patience import ExchangePatience
 from server.run.records import Recorder
 from server.run.registration import Registrar
 from server.run.stopping import check_errors_differ, is_out_of_patience, not_finite, trouble
@@ -85,6 +86,9 @@ class RoundLoop:
         """
         checkpoint = self.folder.open()
         self.history = self.folder.history
+        self.patience = ExchangePatience(
+            self.settings.rounds.deadline, simulated=self.engine.simulated, event=self.history.event
+        )
         if checkpoint is None:
             self.state = self.federation.initial_state()
         else:
@@ -178,13 +182,15 @@ class RoundLoop:
         self.recorder.count_requests(requests)
 
         # The clients score the state, and train.
+        began = time.time()
         replies, failures = self.engine.exchange(
             message,
             requests,
-            self.settings.rounds.deadline,
+            self.patience.seconds(self.federation.server.round),
             keep=self.federation.answer_store.keep,
             closing=self.federation.closing(enough),
         )
+        self.patience.note(began, replies)
         lost = [failure.client for failure in failures if failure.status == "lost"]
         self.registry.note_replies([reply.client for reply in replies], lost)
 

@@ -189,6 +189,7 @@ NEEDED = {
     "metric failed": ("round", "reason"),
     "code changed": ("reason",),
     "data changed": ("reason",),
+    "deadline derived": ("round", "seconds"),
     "late": ("round", "clients"),
     "waiting": ("clients", "seconds"),
     "score missing": ("round", "domain", "status"),
