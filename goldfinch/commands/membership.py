@@ -5,8 +5,9 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from goldfinch.trackers.wait_lines import wait_lines
-from server.admission.certificates import SERVER_DAYS, ensure
+from server.admission.certificates import SERVER_DAYS, Certificates, ensure
 from server.admission.enrolment import Enrolment
+from server.admission.kit import write_kit
 from server.flower.processes import flower_environment, flower_home
 
 WAITING = "waiting for the SuperLink to answer"
@@ -51,6 +52,25 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         outcomes = enrolment_of(folder, connection).enrol(list(chosen), list(chosen.values()))
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
+
+
+def make_kit(folder: Path, name: str, path: Path, server: str) -> Path:
+    """Write the start-up kit of an enrolled device; return its path.
+
+    Args:
+        folder: the folder that ``goldfinch devices certificates`` was given.
+        name: the device.
+        path: the archive.
+        server: ``host:port`` by which the device reaches the server.
+
+    Raises:
+        ConfigError: the device's key is not here, it is not enrolled, or ``server`` has no port.
+    """
+    kept = enrolment_of(folder, None).enrolled(name)
+    if kept is None:
+        raise ConfigError(f"{name} was enrolled elsewhere, so its client is not known here: enrol it from {folder}")
+    write_kit(path, Certificates(folder.expanduser()), name, kept[1], server)
+    return path
 
 
 def enrol_again(folder: Path, connection: str | None = None) -> None:
