@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import time
 from pathlib import Path
@@ -56,7 +55,7 @@ services:
     container_name: goldfinch
     command: [supernode]
     env_file: /etc/goldfinch/settings.env
-    environment: { GOLDFINCH_KEY: /certificates/node, GOLDFINCH_DATA: /data }
+    environment: { GOLDFINCH_DATA: /data }
     volumes:
       - /etc/goldfinch:/certificates/node:ro
       - ${GOLDFINCH_DATA}:/data:ro
@@ -120,8 +119,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ "$(id -u)" -eq 0 ] || { echo "start: run it with sudo" >&2; exit 1; }
 install -d -m 0700 /etc/goldfinch
 install -m 0600 "$here/key" "$here/ca.crt" "$here/settings.env" /etc/goldfinch/
-. /etc/goldfinch/settings.env
-[ -d "$GOLDFINCH_DATA" ] || { echo "start: GOLDFINCH_DATA=$GOLDFINCH_DATA in settings.env is not a folder" >&2; exit 1; }
+data=$(sed -n 's/^GOLDFINCH_DATA=//p' /etc/goldfinch/settings.env)
+[ -d "$data" ] || { echo "start: GOLDFINCH_DATA=$data in settings.env is not a folder" >&2; exit 1; }
 if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/dev/null 2>&1; then
   chown -R 10001:10001 /etc/goldfinch # the user of the image
   exec docker compose --env-file /etc/goldfinch/settings.env --file "$here/compose.yaml" up --detach
@@ -139,11 +138,12 @@ if [ -d /run/systemd/system ]; then
 fi
 echo "start: neither Docker nor systemd is here; it runs in the foreground" >&2
 install -d -o goldfinch /var/lib/goldfinch
-set -a
-. /etc/goldfinch/settings.env
-GOLDFINCH_KEY=/etc/goldfinch GOLDFINCH_STATE=/var/lib/goldfinch GOLDFINCH_CACHE=/var/lib/goldfinch/cache
-FLWR_HOME=/var/lib/goldfinch/flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 PATH=/opt/goldfinch/.venv/bin:/usr/bin:/bin
+while IFS= read -r line; do
+  case $line in [A-Z]*=*) export "$line" ;; esac
+done </etc/goldfinch/settings.env
+export GOLDFINCH_KEY=/etc/goldfinch GOLDFINCH_STATE=/var/lib/goldfinch GOLDFINCH_CACHE=/var/lib/goldfinch/cache
+export FLWR_HOME=/var/lib/goldfinch/flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 PATH=/opt/goldfinch/.venv/bin:/usr/bin:/bin
 cd /var/lib/goldfinch
 exec setpriv --reuid goldfinch --regid goldfinch --clear-groups /opt/goldfinch/docker/entrypoint.sh supernode
 """
@@ -192,7 +192,6 @@ def write_kit(path: Path, files: Certificates, name: str, client: str, server: s
         _add(archive, f"{name}/key", key.read_bytes(), 0o600)
         _add(archive, f"{name}/{authority.name}", authority.read_bytes(), 0o644)
     write_bytes(path, content.getvalue(), private=True)
-    os.chmod(path, 0o600)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
