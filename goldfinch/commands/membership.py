@@ -5,9 +5,8 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from goldfinch.trackers.wait_lines import wait_lines
-from server.admission.certificates import SERVER_DAYS, Certificates, ensure
+from server.admission.certificates import SERVER_DAYS, ensure
 from server.admission.enrolment import Enrolment
-from server.admission.kit import write_kit
 from server.flower.processes import flower_environment, flower_home
 
 WAITING = "waiting for the SuperLink to answer"
@@ -66,10 +65,7 @@ def make_kit(folder: Path, name: str, path: Path, server: str) -> Path:
     Raises:
         ConfigError: the device's key is not here, it is not enrolled, or ``server`` has no port.
     """
-    kept = enrolment_of(folder, None).enrolled(name)
-    if kept is None:
-        raise ConfigError(f"{name} was enrolled elsewhere, so its client is not known here: enrol it from {folder}")
-    write_kit(path, Certificates(folder.expanduser()), name, kept[1], server)
+    enrolment_of(folder, None).write_kit(name, path, server)
     return path
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
-from server.admission.certificates import days_left
+from server.admission.certificates import Certificates, days_left
+from server.admission.kit import write_kit
 from server.flower.processes import answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
@@ -148,6 +149,18 @@ class Enrolment:
             if len(words) == DISMISSED_WORDS:
                 found[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
         return found
+
+    def write_kit(self, name: str, path: Path, server: str) -> None:
+        """Write the start-up kit of an enrolled device; see :func:`server.admission.kit.write_kit`.
+
+        Raises:
+            ConfigError: the device's key is not here, it is not enrolled, or ``server`` has no port.
+        """
+        self._check(name)
+        kept = self.enrolled(name)
+        if kept is None:
+            raise ConfigError(f"{name} is not enrolled from {self.folder}, so its client is not known here")
+        write_kit(path, Certificates(self.folder.parent), name, kept[1], server)
 
     @property
     def certificate_days(self) -> int | None:

@@ -59,8 +59,8 @@ def _check_writable(folder: Path) -> None:
     for path in (folder, folder / EVENTS, folder / SCORES, folder / REPLIES):
         if path.exists() and not os.access(path, os.W_OK, effective_ids=True):
             raise ConfigError(
-                f"user {os.geteuid()} cannot write to {path}: choose another output=. In a deployment, who submits runs "
-                "and the user of the SuperLink need one group and a results folder of that group (docs/deploy.md)"
+                f"user {os.geteuid()} cannot write to {path}: choose another output=. In a deployment, who submits "
+                "runs and the user of the SuperLink need one group and a results folder of that group (docs/deploy.md)"
             )
 
 

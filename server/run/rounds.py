@@ -17,11 +17,10 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
 from server.run.attacked import AttackedEngine
-from server.run.engine import Engine, Failure
+from server.run.engine import EXCHANGES, Engine, Failure, exchange_seconds
 from server.run.events import Listener
 from server.run.history import History
 from server.run.open_folder import OpenFolder
-from server.run.patience import ExchangePatience
 from server.run.records import Recorder
 from server.run.registration import Registrar
 from server.run.stopping import check_errors_differ, is_out_of_patience, not_finite, trouble
@@ -72,6 +71,9 @@ class RoundLoop:
         self.folder = OpenFolder(settings, self.federation, listeners)
         self.checkpoints = self.folder.checkpoints
         self.registrar = Registrar(settings, self.engine, self.federation, self.folder)
+        self._took: list[float] = []
+        """Seconds of each exchange up to its last reply."""
+        self._told_of_deadline = False
         self.trained = False
         self.stopped_early = False
         self.problem = ""
@@ -86,9 +88,6 @@ class RoundLoop:
         """
         checkpoint = self.folder.open()
         self.history = self.folder.history
-        self.patience = ExchangePatience(
-            self.settings.rounds.deadline, simulated=self.engine.simulated, event=self.history.event
-        )
         if checkpoint is None:
             self.state = self.federation.initial_state()
         else:
@@ -186,11 +185,12 @@ class RoundLoop:
         replies, failures = self.engine.exchange(
             message,
             requests,
-            self.patience.seconds(self.federation.server.round),
+            self._deadline(),
             keep=self.federation.answer_store.keep,
             closing=self.federation.closing(enough),
         )
-        self.patience.note(began, replies)
+        if replies:
+            self._took.append(max(reply.time for reply in replies) - began)
         lost = [failure.client for failure in failures if failure.status == "lost"]
         self.registry.note_replies([reply.client for reply in replies], lost)
 
@@ -204,6 +204,16 @@ class RoundLoop:
         if self.federation.best != best and not self.method.scores_new_state:
             self.checkpoints.save_best(self.state)  # the clients scored it before they trained
         return outcome, failures
+
+    def _deadline(self) -> float:
+        """Return the seconds that the next exchange may take; report once that they were derived."""
+        rounds, number = self.settings.rounds, self.federation.server.round
+        seconds = exchange_seconds(rounds.deadline, self._took, simulated=self.engine.simulated)
+        derived = rounds.deadline is None and not self.engine.simulated and len(self._took) >= EXCHANGES
+        if derived and not self._told_of_deadline:
+            self._told_of_deadline = True
+            self.history.event("deadline derived", round=number, seconds=round(seconds, 1))
+        return seconds
 
     def _is_scored(self, number: int) -> bool:
         """Return whether round ``number`` is scored: every ``evaluate_every`` rounds, and the last if scored itself."""

@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
+from support.toy import toy_settings
 
-from server.run.patience import EXCHANGES, FIRST_SECONDS, LEAST_SECONDS, ExchangePatience
-
-
-class Told(list[tuple[str, dict[str, Any]]]):
-    def __call__(self, name: str, **content: Any) -> None:
-        self.append((name, content))
-
-
-def patience(deadline: float | None, told: Told, *, simulated: bool = False) -> ExchangePatience:
-    return ExchangePatience(deadline, simulated=simulated, event=told)
+from server.engines.inline import InlineEngine
+from server.run.conduct import prepare_output, run_federation
+from server.run.engine import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
+from server.run.schema import read_lines
 
 
-def took(*seconds: float) -> list[Any]:
-    """Replies that arrived so long after 100."""
-    return [SimpleNamespace(time=100.0 + each) for each in seconds]
+def derived(*took: float) -> float:
+    return exchange_seconds(None, took, simulated=False)
 
 
-def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_and_said_once() -> None:
-    told = Told()
-    chosen = patience(None, told)
-    for seconds in (20.0, 900.0, 40.0):
-        assert chosen.seconds(1) == FIRST_SECONDS
-        chosen.note(100.0, took(1.0, seconds))
-    assert chosen.seconds(4) == 400.0
-    chosen.note(100.0, took(20.0))
-    assert chosen.seconds(5) == 300.0
-    assert told == [("deadline derived", {"round": 4, "seconds": 400.0})]
+def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_within_bounds() -> None:
+    assert derived() == derived(20.0, 900.0) == DEADLINE_SECONDS
+    assert derived(20.0, 900.0, 40.0) == 400.0
+    assert derived(20.0, 900.0, 40.0, 20.0) == 300.0
+    assert derived(0.5, 0.5, 0.5) == LEAST_SECONDS
+    assert derived(900.0, 900.0, 900.0) == DEADLINE_SECONDS
 
 
-def test_clients_that_never_reply_do_not_lengthen_it_and_it_has_bounds() -> None:
-    told = Told()
-    chosen = patience(None, told)
-    for _ in range(EXCHANGES):
-        chosen.note(100.0, [])
-    assert chosen.seconds(4) == FIRST_SECONDS, "nobody has replied yet"
-    for _ in range(EXCHANGES):
-        chosen.note(100.0, took(0.5))
-    assert chosen.seconds(5) == LEAST_SECONDS
-    for _ in range(9):
-        chosen.note(100.0, took(2000.0))
-    assert chosen.seconds(6) == FIRST_SECONDS
-
-
-@pytest.mark.parametrize(("deadline", "simulated", "expected"), [(50.0, False, 50.0), (None, True, FIRST_SECONDS)])
+@pytest.mark.parametrize(("deadline", "simulated", "expected"), [(50.0, False, 50.0), (None, True, DEADLINE_SECONDS)])
 def test_a_given_deadline_holds_and_a_simulation_derives_none(
     deadline: float | None, simulated: bool, expected: float
 ) -> None:
-    told = Told()
-    chosen = patience(deadline, told, simulated=simulated)
-    for number in range(5):
-        assert chosen.seconds(number) == expected
-        chosen.note(100.0, took(1.0))
-    assert told == []
+    assert exchange_seconds(deadline, [1.0] * 9, simulated=simulated) == expected
+
+
+class Deployed(InlineEngine):
+    """Clients that are taken for devices; notes how long each exchange might have taken."""
+
+    simulated = False
+    seconds: list[float]
+
+    def exchange(self, message, requests, seconds, **more):  # type: ignore[no-untyped-def]
+        self.seconds = [*getattr(self, "seconds", []), seconds]
+        return super().exchange(message, requests, seconds, **more)
+
+
+@pytest.mark.parametrize("deadline", [None, 77.0])
+def test_a_deployment_derives_it_and_says_so_once(tmp_path: Path, deadline: float | None) -> None:
+    rounds = {} if deadline is None else {"deadline": deadline}
+    settings = toy_settings("fedavg", tmp_path / "run", train={"rounds": 5, "local_steps": 1}, rounds=rounds)
+    engine = Deployed(settings)
+    prepare_output(settings)
+    run_federation(settings, engine)
+    told = [entry for entry in read_lines(tmp_path / "run" / "events.jsonl") if entry["event"] == "deadline derived"]
+    if deadline is None:
+        assert engine.seconds[:3] == [DEADLINE_SECONDS] * 3
+        assert set(engine.seconds[3:]) == {LEAST_SECONDS}
+        assert [(entry["round"], entry["seconds"]) for entry in told] == [(4, LEAST_SECONDS)]
+    else:
+        assert set(engine.seconds) == {deadline}
+        assert told == []
