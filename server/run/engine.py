@@ -1,6 +1,5 @@
 """The interface of an engine: how the round loop reaches clients, independent of the transport."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,6 @@ from strategies.core.federation import Closing, Reply
 
 ENOUGH = "enough others had answered"
 """Why a client is late."""
-
-
-DEADLINE_SECONDS = 3600.0
-"""Seconds that an exchange may take without ``rounds.deadline``, and the most that a deployment derives."""
-
-FACTOR, EXCHANGES, LEAST_SECONDS = 10.0, 3, 120.0
-"""What a deployment waits as a multiple of the median exchange, after how many exchanges, and at least."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +122,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds."""
-
-
-def exchange_seconds(deadline: float | None, took: Sequence[float], *, simulated: bool) -> float:
-    """Return the seconds that an exchange may take.
-
-    Without ``rounds.deadline``, one device that hangs would hold every round of a deployment for an hour. So from the
-    fourth exchange on a deployment waits ten times the median exchange, and two minutes at least.
-
-    Args:
-        deadline: ``rounds.deadline``.
-        took: the seconds of each exchange so far up to its last reply, so that clients that never reply do not count.
-        simulated: whether the clients are simulated; nothing is derived then.
-    """
-    if deadline is not None:
-        return deadline
-    if simulated or len(took) < EXCHANGES:
-        return DEADLINE_SECONDS
-    return min(DEADLINE_SECONDS, max(LEAST_SECONDS, FACTOR * statistics.median(took)))

@@ -8,6 +8,7 @@ Read :class:`RoundLoop` from :meth:`~RoundLoop.run` to its end: ask, train, chec
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
 from server.run.attacked import AttackedEngine
-from server.run.engine import EXCHANGES, Engine, Failure, exchange_seconds
+from server.run.engine import Engine, Failure
 from server.run.events import Listener
 from server.run.history import History
 from server.run.open_folder import OpenFolder
@@ -26,6 +27,12 @@ from server.run.registration import Registrar
 from server.run.stopping import check_errors_differ, is_out_of_patience, not_finite, trouble
 from strategies.core.federation import Federation, Outcome
 from strategies.core.method import Client, Method
+
+DEADLINE_SECONDS = 3600.0
+"""Seconds that an exchange may take without ``rounds.deadline``, and the most that a deployment derives."""
+
+FACTOR, EXCHANGES, LEAST_SECONDS = 10.0, 3, 120.0
+"""What a deployment waits as a multiple of the median exchange, after how many exchanges, and at least."""
 
 
 class RoundLoop:
@@ -233,3 +240,21 @@ class RoundLoop:
                 participants = list(self.federation.server.clients)
             self._exchange(self.state, participants)
         self.problem = self.folder.finish(self.state, total, trained=self.trained)
+
+
+def exchange_seconds(deadline: float | None, took: Sequence[float], *, simulated: bool) -> float:
+    """Return the seconds that an exchange may take.
+
+    Without ``rounds.deadline``, one device that hangs would hold every round of a deployment for an hour. So from the
+    fourth exchange on a deployment waits ten times the median exchange, and two minutes at least.
+
+    Args:
+        deadline: ``rounds.deadline``.
+        took: the seconds of each exchange so far up to its last reply, so that clients that never reply do not count.
+        simulated: whether the clients are simulated; nothing is derived then.
+    """
+    if deadline is not None:
+        return deadline
+    if simulated or len(took) < EXCHANGES:
+        return DEADLINE_SECONDS
+    return min(DEADLINE_SECONDS, max(LEAST_SECONDS, FACTOR * statistics.median(took)))

@@ -9,7 +9,7 @@ from support.toy import toy_settings
 
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.engine import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
+from server.run.rounds import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
 from server.run.schema import read_lines
 
 
