@@ -19,16 +19,13 @@ from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
 from server.admission.certificates import Certificates, days_left
 from server.admission.kit import write_kit
-from server.flower.processes import answer_in, ask_flower, check_connection, in_one_line
+from server.flower.processes import NOT_REACHED, answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
 NO_CONNECTION = (
     "Add a connection with the SuperLink's address (docs/deploy.md), or export FLWR_HOME as in the terminal where it "
     "was added; --connection NAME chooses another"
 )
-
-NOT_REACHED = "Connection to the SuperLink is unavailable"
-"""What Flower's command line prints while no SuperLink listens."""
 
 RESTORE_SECONDS = 180.0
 """How long :meth:`Enrolment.restore` waits for a SuperLink that is starting."""

@@ -5,22 +5,25 @@ Each says what is wrong, and keeps what was done.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from support.cables import Cable
-from support.faults import events, node_log, started_by, wait_until
+from support.faults import events, node_log, small_disk, started_by, wait_until
 
 from common.errors import EngineError
 from common.settings import load_settings
-from goldfinch.commands.deployment import LocalDeployment
+from goldfinch.commands.deployment import CONNECTION, LocalDeployment
 from goldfinch.record import RunRecord
 from server.admission.certificates import Certificates, ensure
+from server.flower.processes import answer_in, ask_flower, flower_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(1800)]
 
@@ -164,3 +167,59 @@ def test_a_certificate_that_ends_is_said_before_and_named_after(tmp_path: Path) 
         text = wait_until(lambda: path.exists() and "certificate_days" in path.read_text() and path.read_text(), "days")
         days = [float(line.split()[1]) for line in text.splitlines() if line.startswith("goldfinch_certificate_days")]
         assert days == [pytest.approx(31, abs=0.1)]
+
+
+def test_of_two_runs_at_once_one_is_stopped_and_the_other_is_whole(tmp_path: Path) -> None:
+    deployment = LocalDeployment(tmp_path / "deployment", {"sketch-0": {"domain": "sketch"}})
+    errors: list[Exception] = []
+
+    def hold(output: Path) -> None:
+        try:
+            deployment.run(load_settings(run_words(output, "train.rounds=4")))
+        except EngineError as error:
+            errors.append(error)
+
+    environment = flower_environment(deployment.home)
+    with deployment:
+        first = threading.Thread(target=hold, args=[tmp_path / "first"])
+        first.start()
+        wait_until(lambda: events(tmp_path / "first", "start"), "the first run")
+        second = threading.Thread(target=hold, args=[tmp_path / "second"])
+        second.start()
+
+        def listed() -> list[dict[str, Any]]:
+            return list(answer_in(ask_flower(["list", CONNECTION], environment, tmp_path).stdout, "no list")["runs"])
+
+        wait_until(lambda: len(listed()) == 2, "the second run")
+        newest = max(listed(), key=lambda run: str(run["created-at"]))
+        stopped = ask_flower(["stop", str(newest["run-id"]), CONNECTION], environment, tmp_path)
+        assert answer_in(stopped.stdout, "no answer")["success"]
+        first.join(900)
+        second.join(120)
+    assert [str(error) for error in errors if "the run was stopped" not in str(error)] == []
+    assert len(errors) == 1
+    assert RunRecord(tmp_path / "first").rounds_done == 4
+    assert not RunRecord(tmp_path / "second").ended
+
+
+def test_a_device_with_a_full_disk_says_so_and_takes_part_when_there_is_space_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "200k") as change:
+        state = tmp_path / "disk" / "state"
+        nodes = {
+            "sketch-0": {"domain": "sketch", "state-dir": str(state)},
+            "printed-0": {"domain": "printed"},
+        }
+        filler = tmp_path / "disk" / "filler"
+        with contextlib.suppress(OSError):
+            filler.write_bytes(bytes(10**6))
+        with LocalDeployment(tmp_path / "deployment", nodes) as deployment:
+            words = run_words(tmp_path / "run", "data.domains=[sketch,printed]", "method=scaffold")
+            deployment.run(load_settings(words))
+            lines = [line for line in RunRecord(tmp_path / "run").replies if line["client"] == "sketch-0"]
+            assert {line["status"] for line in lines} & {"failed"}, lines
+            assert any("No space left" in str(line.get("reason")) for line in lines), lines
+            filler.unlink()
+            change("size=100m")
+            deployment.run(load_settings([*words, "train.rounds=2", "resume=true"]))
+    last = [line for line in RunRecord(tmp_path / "run").replies if line["client"] == "sketch-0" and line["round"] == 2]
+    assert last[0]["status"] == "trained"
