@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from client.feature_cache import FeatureCache
 from client.ledger import Ledger
+from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
+from client.transfer import copied_to_cpu, moved, received
+from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
@@ -32,7 +35,7 @@ from common.settings import RunSettings
 from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
 from common.versions import combined_hash, package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
-from common.wire.payload import Payload, cast_down, cast_up
+from common.wire.payload import Payload, cast_down
 from strategies.core.method import Client, ClientContext, Method, Trained, Upload, build_model, feature_size_of
 
 _MODELS = threading.local()
@@ -83,6 +86,7 @@ class Device:
             self._network_remark = f", {settings.model.name_of(spec.domain)}"
         self._own: tuple[Split, Split] | None = None
         self._split_sha256 = ""
+        self._class_counts: tuple[int, ...] = ()
         self._test_splits: dict[str, Split] = {}
         self._features = FeatureCache()
         if settings.train.deterministic:
@@ -101,7 +105,7 @@ class Device:
         if self.privacy.counts:
             self.privacy.check_request(self._new_model(), len(self.settings.clients))
         split, validation = self._own_data()
-        counts = split.class_counts(self.settings.data.class_count).tolist()
+        counts = list(self._class_counts)
         known, content = self.privacy.registered_hashes(
             self.spec, self._split_sha256, content_hash(split), counts, len(validation)
         )
@@ -134,6 +138,7 @@ class Device:
             train = union_of(training)
             if self.simulated and self.spec.id in self.settings.attack.clients:
                 train = self.settings.attack.data(train, self.settings.data.class_count)
+            self._class_counts = tuple(train.class_counts(self.settings.data.class_count).tolist())
             self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
         return self._own
 
@@ -200,7 +205,7 @@ class Device:
         version = Version.of(header_of(request), self.method.exchanges)
         past = Version.of(request.own, self.method.exchanges) if request.own is not None else None
         own = store.load(past, before=version if request.train else None)
-        install = partial(self._install, cast_up(message, self.settings.rounds.transport), request, split, validation)
+        install = partial(self._install, message, request, split, validation)
         local = self.privacy.received(install, own.tensors, request)
         clock.lap("load")
         scores, validated = self._score(local, request, validation)
@@ -244,16 +249,18 @@ class Device:
         prototypes = upload.prototypes
         if prototypes is not None:
             prototypes = prototypes.to("cpu")
-        sent = Payload(_on_cpu(weights), prototypes, _on_cpu(upload.extra), header=header_of(answer))
+        sent = Payload(copied_to_cpu(weights), prototypes, copied_to_cpu(upload.extra), header=header_of(answer))
         return cast_down(sent, self.settings.rounds.transport)
 
     def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
         """Return the weights that the method uploads: its own choice, or the shared part of the trained model."""
         if upload.weights is not None:
             return upload.weights
-        shared = self.method.shared_names(local.model)
-        state = local.model.state_dict()
-        return {name: tensor.contiguous() for name, tensor in state.items() if name in shared}
+        shared: dict[str, Tensor] = {}
+        for name, tensor in local.state.tensors().items():
+            if name in local.state.shared:
+                shared[name] = tensor.contiguous()
+        return shared
 
     def _check(self, request: Request) -> None:
         if request.code != self.settings.code:
@@ -280,80 +287,87 @@ class Device:
         self, message: Payload, request: Request, split: Split, validation: Split, own: Mapping[str, Tensor]
     ) -> LocalExchange:
         """Load the received shared state and the client's own state into the model."""
-        kept = self._on_device(own)
+        message = received(message, self.settings.rounds.transport, self.torch_device)
+        kept = moved(dict(sorted(own.items())), self.torch_device)
         client = Client(
             self.spec.id,
             self.spec.domain,
             len(split),
-            tuple(split.class_counts(self.settings.data.class_count).tolist()),
+            self._class_counts,
             request.client_index,
             request.client_count,
         )
-        model, initial = self._model(client.client_count)
-        shared = self.method.shared_names(model)
-        if message.weights and set(message.weights) != shared:
-            difference = sorted(set(message.weights) ^ shared)[:3]
+        state = self._model(client.client_count)
+        model = state.model
+        if message.weights and set(message.weights) != state.shared:
+            difference = sorted(set(message.weights) ^ state.shared)[:3]
             raise PayloadError(f"the received model does not fit {type(model).__name__}: {', '.join(difference)} ...")
         weights: dict[str, Tensor] = {}
-        for name in model.state_dict():  # in the model's order, which may differ from the message's
+        for name in state.tensors():  # in the model's order, which may differ from the message's
             if name in message.weights:
-                weights[name] = message.weights[name].to(self.torch_device)
+                weights[name] = message.weights[name]
         own_part: dict[str, Tensor] = {}  # what another run kept of the parts that this one shares is not its own
         for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
-            if name not in shared:
+            if name not in state.shared:
                 own_part[name] = tensor
         model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
         model.zero_grad(set_to_none=True)
         try:
-            model.load_state_dict({**initial, **own_part, **weights})
+            state.install({**state.initial, **own_part, **weights})
         except RuntimeError as error:
             raise PayloadError(f"the received model does not fit: {error}") from error
         prototypes = message.prototypes
         if prototypes is None:
-            prototypes = PrototypeSet.empty(feature_size_of(model))
+            prototypes = PrototypeSet.empty(feature_size_of(model), self.torch_device)
         return LocalExchange(
             self.settings,
             self.method,
-            model,
+            state,
             client,
             split,
             weights=weights,
-            prototypes=prototypes.to(self.torch_device),
-            extra=self._on_device(message.extra),
+            prototypes=prototypes,
+            extra=dict(sorted(message.extra.items())),
             kept=under_prefix(LOCAL_PREFIX, kept),
             round_number=request.round,
             exchange=request.exchange,
             device=self.torch_device,
             data_root=self.data_root,
-            cache=self._feature_cache(model, initial),
+            cache=self._feature_cache(state),
             validation=validation,
+            steps=_MODELS.steps,
         )
 
-    def _on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors on this device, sorted by name."""
-        return {name: tensors[name].to(self.torch_device) for name in sorted(tensors)}
-
-    def _feature_cache(self, model: nn.Module, initial: Mapping[str, Tensor]) -> FeatureCache | None:
+    def _feature_cache(self, state: ModelState) -> FeatureCache | None:
         """Return the device's features if the backbone is frozen and was received as it was built."""
-        if not getattr(model, "frozen", False):
+        if not getattr(state.model, "frozen", False):
             return None
-        for name, tensor in model.state_dict().items():
-            if name.startswith("backbone.") and not torch.equal(tensor, initial[name]):
+        for name, tensor in state.tensors().items():
+            if name.startswith("backbone.") and not torch.equal(tensor, state.initial[name]):
                 return None
         return self._features
 
     def _new_model(self) -> nn.Module:
         """Return the run's model as it is before the first round."""
-        return self._model(len(self.settings.clients))[0]
+        return self._model(len(self.settings.clients)).model
 
-    def _model(self, client_count: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        key = (self.settings.identity, self.settings.seed, client_count, str(self.torch_device), self._network)
+    def _model(self, client_count: int) -> ModelState:
+        key = (
+            self.settings.identity,
+            self.settings.seed,
+            self.settings.train.capture,
+            self.method,
+            client_count,
+            str(self.torch_device),
+            self._network,
+        )
         if getattr(_MODELS, "key", None) != key:
             model = build_model(self.settings, client_count, self.spec.domain).to(self.torch_device)
             model = model.to(memory_format=memory_format(self.settings))
-            _MODELS.key, _MODELS.model = key, model
-            _MODELS.initial = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        return _MODELS.model, _MODELS.initial
+            _MODELS.key, _MODELS.state = key, ModelState(model, self.method.shared_names(model))
+            _MODELS.steps = captured_steps(self.settings, model, self.torch_device)
+        state: ModelState = _MODELS.state
+        return state
 
     def _score(self, local: LocalExchange, request: Request, validation: Split) -> tuple[list[Any], Any]:
         """Score the received model, adapted if the method adapts it.
@@ -364,7 +378,7 @@ class Device:
         adapts = self.method.adapts and (bool(request.score) or request.validate)
         before: dict[str, Tensor] = {}
         if adapts:
-            before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
+            before = local.state.copy()
             self.method.adapt(local)
         scores: list[Any] = []
         for domain in request.score:
@@ -373,7 +387,7 @@ class Device:
         if request.validate:
             validated = {"domain": self.spec.domain, **local.score(validation)}
         if adapts:
-            local.model.load_state_dict(before)
+            local.state.install(before)
         return scores, validated
 
     def _take_part(self, local: LocalExchange, request: Request, protection: Unprotected) -> tuple[Upload, Trained]:
@@ -424,12 +438,11 @@ class Device:
                 f"{' and '.join(altering)} may change; nothing was sent. Give the method the property keeps_step "
                 f"(docs/add-a-method.md), or set {' '.join(altering.values())}"
             )
-        shared = self.method.shared_names(local.model)
-        state = with_prefix(LOCAL_PREFIX, {**local.kept, **upload.local})
-        for name, tensor in local.model.state_dict().items():
-            if name not in shared:
-                state[MODEL_PREFIX + name] = tensor
-        return store.save(version, state, past, best_before=(best + 1) * len(self.method.exchanges))
+        kept = with_prefix(LOCAL_PREFIX, {**local.kept, **upload.local})
+        for name, tensor in local.state.tensors().items():
+            if name not in local.state.shared:
+                kept[MODEL_PREFIX + name] = tensor
+        return store.save(version, kept, past, best_before=(best + 1) * len(self.method.exchanges))
 
 
 class Clock:
@@ -460,11 +473,6 @@ def device_privacy(settings: RunSettings, ledger: Ledger | None, contract: Contr
     if isinstance(settings.privacy, GaussianPrivacy):
         return GaussianDevicePrivacy(settings, settings.privacy, ledger, contract)
     return DevicePrivacy(settings, ledger, contract)
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, because the next client of this thread changes the model's own tensors."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def describe_device(device: torch.device) -> str:

@@ -18,13 +18,14 @@ class ScoreCounter:
 
     Args:
         settings: the run's settings.
+        device: where the model is. What is counted stays there until :meth:`result`, so that no batch is waited for.
     """
 
-    def __init__(self, settings: RunSettings) -> None:
+    def __init__(self, settings: RunSettings, device: torch.device) -> None:
         self.class_count: int = settings.data.class_count
         self.own_metric = settings.own_metric
-        self.confusion = torch.zeros(self.class_count, self.class_count, dtype=torch.int64)
-        self.loss = 0.0
+        self._cells = torch.zeros(self.class_count**2, dtype=torch.int64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.sums = dict.fromkeys(self.own_metric.sum_names, 0.0)
         self.confidence: ConfidenceCounts | None = None
         if settings.rounds.scores:
@@ -42,9 +43,9 @@ class ScoreCounter:
             PayloadError: the model's scores are not finite, or the user's own metric returned something else than the
                 sums that it declares.
         """
-        self.loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        self._loss += nn.functional.cross_entropy(logits, labels, reduction="sum").double()
         cells = labels * self.class_count + scores.argmax(1)
-        self.confusion += torch.bincount(cells.cpu(), minlength=self.class_count**2).view_as(self.confusion)
+        self._cells.index_add_(0, cells, torch.ones_like(cells))
         if self.confidence is not None:
             try:
                 self.confidence = self.confidence.plus(count_confidence(scores, labels))
@@ -56,11 +57,12 @@ class ScoreCounter:
 
     def result(self, count: int) -> dict[str, Any]:
         """Return the score of ``count`` images as :class:`common.wire.messages.Score` has it, without the domain."""
+        confusion = self._cells.view(self.class_count, self.class_count).cpu()
         score: dict[str, Any] = {
             "count": count,
-            "correct": int(self.confusion.diagonal().sum()),
-            "loss": self.loss / max(count, 1),
-            "confusion": self.confusion.tolist(),
+            "correct": int(confusion.diagonal().sum()),
+            "loss": float(self._loss) / max(count, 1),
+            "confusion": confusion.tolist(),
         }
         if self.sums:
             score["sums"] = self.sums

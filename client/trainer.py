@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.capture import CapturedSteps, StepResult
 from client.feature_cache import FeatureCache
+from client.model_state import ModelState
 from client.scoring import ScoreCounter
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
@@ -51,13 +53,17 @@ def memory_format(settings: RunSettings) -> torch.memory_format:
     return torch.contiguous_format
 
 
+RECEIVED = ("weights", "prototypes", "extra", "kept", "class_weights", "optimizer")
+"""Names of what an exchange has besides the model, in which a step may read or change tensors."""
+
+
 class LocalExchange:
     """One exchange on one device; implements :class:`strategies.core.method.ClientContext`.
 
     Args:
         settings: the run's settings.
         method: the method.
-        model: the model with the received and the kept state installed, on ``device``.
+        state: the model, with the received and the kept state installed, on ``device``.
         client: the client.
         split: training split of the client, on ``device``.
         weights, prototypes, extra: the received tensors, on ``device``.
@@ -65,15 +71,16 @@ class LocalExchange:
         round_number: 1-based round.
         exchange: name of the exchange.
         data_root: folder of this device's data; ``None`` takes the configured one.
-        cache: holds features under the backbone that ``model`` has; ``None`` computes them for every batch.
+        cache: holds features under the backbone that the model has; ``None`` computes them for every batch.
         validation: the client's validation samples, on ``device``; ``None`` or empty if there are none.
+        steps: the captured steps of the model; ``None`` takes plain ones.
     """
 
     def __init__(
         self,
         settings: RunSettings,
         method: Method,
-        model: nn.Module,
+        state: ModelState,
         client: Client,
         split: Split,
         *,
@@ -87,9 +94,11 @@ class LocalExchange:
         data_root: str | None = None,
         cache: FeatureCache | None = None,
         validation: Split | None = None,
+        steps: CapturedSteps | None = None,
     ) -> None:
-        self.settings, self.method, self.model, self.client, self.split = settings, method, model, client, split
-        self.validation = validation
+        self.settings, self.method, self.client, self.split = settings, method, client, split
+        self.state, self.model = state, state.model
+        self.validation, self.steps = validation, steps
         self.weights, self.prototypes, self.extra, self.kept = weights, prototypes, extra, kept
         self.round, self.rounds, self.exchange = round_number, settings.train.rounds, exchange
         self.seed, self.device, self.data_root = settings.seed, device, data_root
@@ -99,7 +108,7 @@ class LocalExchange:
         if settings.train.class_weights == "balanced":
             self.class_weights = balanced_weights(client.class_counts).to(device)
         self.class_count: int = settings.data.class_count
-        self.feature_size = feature_size_of(model)
+        self.feature_size = feature_size_of(state.model)
         self.cache = cache
         self.views: int = 1 + settings.views.count
         self.phase = 0
@@ -107,6 +116,7 @@ class LocalExchange:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
+        self._keeps_single: bool | None = None
 
     def without_training_images(self) -> LocalExchange:
         """Return the same exchange with an empty training split; the client's class counts stay."""
@@ -163,9 +173,7 @@ class LocalExchange:
 
     def snapshot(self) -> Mapping[str, Tensor]:
         """Return the whole state of the model as it was when training began."""
-        state: Mapping[str, Tensor] = self.cached(
-            "snapshot", lambda: {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        )
+        state: Mapping[str, Tensor] = self.cached("snapshot", self.state.copy)
         return state
 
     def reference(self) -> Mapping[str, Tensor]:
@@ -260,7 +268,6 @@ class LocalExchange:
     def run(self) -> Trained:
         """Train: every phase, every epoch, every batch."""
         self.snapshot()
-        self.model.train()
         epochs = 0
         steps = 0
         taken = 0
@@ -295,20 +302,56 @@ class LocalExchange:
                 "round; set model.freeze=none"
             )
         self.optimizer = self.make_optimizer(trained)
+        if self.steps is not None:
+            self.steps.begin_phase()
+
+    # ---- steps, plain and captured: client/capture.py ---------------------------------------------------------------
+
+    def plain_step(self, images: Tensor, labels: Tensor) -> StepResult:
+        """Take one step of the method with a batch."""
+        self._first_batch = None
+        losses = self.method.step(self, images, labels)
+        terms = {name: value.detach() for name, value in losses.terms.items()}
+        if self._first_batch is None:
+            return terms, None
+        return terms, self._first_batch.features.detach()
+
+    def model_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the model by name."""
+        return self.state.tensors()
+
+    def bound(self) -> dict[str, Any]:
+        """Return what a step may read or change besides the model and the batch, by name."""
+        bound = {f"cached {name}": value for name, value in self._cache.items()}
+        for name in RECEIVED:
+            bound[name] = vars(self)[name]
+        return bound
+
+    def bind(self, name: str, value: Any) -> None:
+        """Put ``value`` in the place of what :meth:`bound` has under ``name``."""
+        if name in RECEIVED:
+            setattr(self, name, value)
+        else:
+            self._cache[name.removeprefix("cached ")] = value
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
 
     def _epoch(self, epoch: int, sums: ClassSums | None) -> tuple[dict[str, Tensor], int]:
         """Train one epoch, and return the sum of each loss term over its steps, on the device, and the steps."""
         totals: dict[str, Tensor] = {}
         steps = 0
         for position, (images, labels) in enumerate(self.batches("epoch", epoch)):
-            self.batch, self._first_batch = position, None
-            losses = self.method.step(self, images, labels)
-            steps += bool(losses.terms)
-            for name, value in losses.terms.items():
-                totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value.detach()
-            if sums is not None and self._first_batch is not None:
+            self.batch = position
+            if self.steps is None:
+                terms, features = self.plain_step(images, labels)
+            else:
+                terms, features = self.steps.take(self, self.phase, images, labels)
+            steps += bool(terms)
+            for name, value in terms.items():
+                totals[name] = totals.get(name, torch.zeros((), device=self.device)) + value
+            if sums is not None and features is not None:
                 originals = len(labels) // self.views
-                sums.add(self._first_batch.features[:originals], labels[:originals])
+                sums.add(features[:originals], labels[:originals])
         return totals, steps
 
     def batches(self, *purpose: str | int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -336,7 +379,9 @@ class LocalExchange:
         """Return ``order`` cut into training batches; a last batch of one sample stays if it can be trained on."""
         size, single = self.train.batch_size, False
         if len(order) % size == 1:
-            single = self.cached("keeps single", lambda: keeps_single(self.settings, self.model))
+            if self._keeps_single is None:
+                self._keeps_single = keeps_single(self.settings, self.model)
+            single = self._keeps_single
         return split_batches(order, size, last, single=single)
 
     def _augmented(self, images: Tensor, draws: torch.Generator) -> Tensor:
@@ -371,7 +416,7 @@ class LocalExchange:
         """
         was_training = self.model.training
         self.model.eval()
-        counter = ScoreCounter(self.settings)
+        counter = ScoreCounter(self.settings, self.device)
         known = self._known_features(split)
         for indices in torch.arange(len(split)).split(EVALUATION_BATCH):
             chosen = indices.to(self.device)

@@ -142,7 +142,10 @@ class PrototypeSet:
         """Return the same set on ``device`` (itself when it is there already)."""
         if self.vectors.device == torch.device(device):
             return self
-        return PrototypeSet(self.vectors.to(device), self.labels.to(device), self.weights.to(device))
+        there = object.__new__(PrototypeSet)  # as it is: the checks of a new set would wait for a GPU
+        for name in ("vectors", "labels", "weights"):
+            object.__setattr__(there, name, getattr(self, name).to(device))
+        return there
 
     def rows_per_class(self, class_count: int) -> tuple[Tensor, Tensor]:
         """One row per class as a dense table: ``([K, D] vectors, [K] bool present)``; absent classes are zero rows.

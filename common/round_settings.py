@@ -39,6 +39,8 @@ class TrainSettings:
         precision: ``float32``, or autocast with ``bfloat16``.
         channels_last: memory format of images and convolutions; ``None`` takes the faster one of the network's spec.
         deterministic: use only deterministic algorithms on CUDA.
+        capture: on CUDA, capture training steps in a graph and replay it where the method declares that this computes
+            the same; what cannot be captured runs as without, and says why.
     """
 
     rounds: Count = 10
@@ -62,6 +64,7 @@ class TrainSettings:
     precision: Literal["float32", "bfloat16"] = "float32"
     channels_last: bool | None = None
     deterministic: bool = False
+    capture: bool = False
 
     def __post_init__(self) -> None:
         name, _, index = self.device.partition(":")

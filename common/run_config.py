@@ -25,7 +25,7 @@ LOCATION_KEYS = (*FOLDER_KEYS, "data.root", "choices", "experiment", "tracker")
 """Settings, and groups of them, of a run's folders and trackers, or that repeat others."""
 
 NOT_THE_RESULT = (
-    *(*LOCATION_KEYS, "engine", "train.device"),
+    *(*LOCATION_KEYS, "engine", "train.device", "train.capture"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
 )
 """Settings, and groups of them, that do not change a run's results."""

@@ -69,6 +69,8 @@ class ADCOL(SingleSet):
         server_training: how the server trains D (FedPall's table: 3 epochs on Office-10 and PACS, 1 on Digits).
     """
 
+    capturable: ClassVar[bool] = True
+
     bound: ClassVar[Bound | None] = None
 
     divergence: Annotated[NonNegative, Search(0.01, 1.0)] = 0.1

@@ -42,6 +42,8 @@ class Combined(FedBN, FedDyn, FPL):
         refresh_statistics: see :class:`~strategies.fedbn.FedBN`; has no effect without local normalisation.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "alpha": 0.0,
         "contrast": 0.0,

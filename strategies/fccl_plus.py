@@ -143,6 +143,8 @@ class FCCLPlus(Averaging):
         distillation_temperature: T > 0. The released code's best settings have 3 on digits and 1 on Office-Caltech.
     """
 
+    capturable: ClassVar[bool] = True
+
     exchanges: ClassVar[tuple[str, ...]] = ("train", "collaborate")
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"correlation": 0.0, "similarity": 0.0, "distillation": 0.0}
 

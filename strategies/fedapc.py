@@ -52,6 +52,8 @@ class FedAPC(Averaging):
         prototype_weighting: global prototype = plain mean over holders, or weighted by their samples.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0}
 
     temperature: Annotated[Positive, Search(0.05, 1.0)] = 0.07

@@ -17,4 +17,6 @@ class FedAvg(Averaging):
     Payload: the model's state both ways. Client state: none.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {}

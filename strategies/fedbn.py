@@ -34,6 +34,8 @@ class FedBN(FedAvg):
             seeds 0 and 1) ``true`` ends at 91.6 % instead of 84.3 %.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = None
     personal: ClassVar[bool] = True
 

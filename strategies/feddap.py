@@ -62,6 +62,8 @@ class FedDAP(Averaging):
             again in every round.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alignment": 0.0, "contrast": 0.0}
     averages: ClassVar[bool] = False
 

@@ -76,6 +76,8 @@ class FedDGGA(Averaging):
         weighting: the shares at the start: ``uniform`` (the code), or by ``samples``.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"step_size": 0.0, "weighting": "samples"}
     averages: ClassVar[bool] = False
 

@@ -56,6 +56,8 @@ class FedDyn(Averaging):
         scored: the ``mean`` of the client models (the authors' rule), or the ``cloud`` model that training starts from.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "weighting": "samples"}
 
     alpha: Annotated[NonNegative, Search(0.001, 1.0)] = 0.01

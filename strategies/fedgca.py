@@ -49,6 +49,8 @@ class FedGCA(FedDyn):
         maps: use CAM.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"alpha": 0.0, "beta": 0.0, "weighting": "samples"}
     multi_view: ClassVar[bool] = True
 

@@ -28,4 +28,6 @@ class FedHEAL(Heal):
     element (int32) and the number of its rounds. Server state: three numbers per client.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"threshold": -1.0, "momentum": 0.0, "weighting": "samples"}

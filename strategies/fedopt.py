@@ -48,6 +48,8 @@ class FedOpt(Averaging):
             registers layers twice, so that its server has taken over the mean before the optimiser's step.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "optimizer": "sgd",
         "server_learning_rate": 1.0,

@@ -74,6 +74,8 @@ class FedPall(SingleSet):
         server_training: how the server trains classifier and amplifier (3 epochs; on Digits 1).
     """
 
+    capturable: ClassVar[bool] = True
+
     bound: ClassVar[Bound | None] = None
     exchanges: ClassVar[tuple[str, ...]] = ("train", "mix")
 

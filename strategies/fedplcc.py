@@ -35,6 +35,8 @@ class FedPLCC(SentClusters):
         weighted: rows count by their share; ``False`` is Table V's "w=1".
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0}
 
     temperature: Positive = 0.07

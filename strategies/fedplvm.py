@@ -35,6 +35,8 @@ class FedPLVM(SentClusters):
         weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "correction": 0.0, "weighting": "samples"}
 
     temperature: Positive = 0.07

@@ -4,7 +4,7 @@ Xutong Mu, Yulong Shen, Ke Cheng, Xueli Geng, Jiaxuan Fu, Tao Zhang, Zhiwei Zhan
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from common.config import Positive, Search, checked
 from common.losses import prototype_contrast
@@ -43,6 +43,8 @@ class FedProc(Averaging):
             means (FPL's code).
         keep_missing: keep the last mean of a class that no client sent (the authors; FPL's code drops it).
     """
+
+    capturable: ClassVar[bool] = True
 
     temperature: Annotated[Positive, Search(0.05, 5.0)] = 1.0
     schedule: Literal["official", "rethinkfl"] = "official"

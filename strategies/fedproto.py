@@ -53,6 +53,8 @@ class FedProto(Averaging):
             before there are any); classes without a prototype are not predicted.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"consistency": 0.0}
 
     consistency: Annotated[NonNegative, Search(0.01, 10.0)] = 1.0

@@ -26,6 +26,8 @@ class FedProx(Averaging):
             not, so 1 is the default and 0.01 reproduces the code.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: Annotated[NonNegative, Search(1e-4, 1.0)] = 0.01

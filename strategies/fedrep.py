@@ -25,6 +25,8 @@ class FedRep(Method):
         head_epochs: epochs of the head, >= 1; ``None`` takes the run's local epochs, as FedPall does (official: 10).
     """
 
+    capturable: ClassVar[bool] = True
+
     personal: ClassVar[bool] = True
 
     head_epochs: Count | None = None

@@ -34,6 +34,8 @@ class FedSAM(Method):
             SAM's own, Caldarola's code takes 0.1 on CIFAR-10.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"rho": 0.0}
 
     rho: Annotated[NonNegative, Search(0.005, 0.5)] = 0.05

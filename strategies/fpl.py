@@ -34,6 +34,8 @@ class FPL(Averaging):
         clustering: FINCH by its authors' package, or by ``torch``: for rows on a GPU, or above 10,000 of one class.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"contrast": 0.0, "consistency": 0.0}
 
     temperature: Annotated[Positive, Search(0.02, 1.0)] = 0.02

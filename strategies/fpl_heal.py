@@ -26,6 +26,8 @@ class FPLHeal(Heal, FPL):
     (int32) and the number of its rounds. Server state: three numbers per client.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
         "threshold": -1.0,
         "momentum": 0.0,

@@ -39,6 +39,8 @@ class MOON(Averaging):
             FPL's code.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
     mu: Annotated[NonNegative, Search(0.01, 10.0)] = 5.0

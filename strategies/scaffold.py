@@ -65,6 +65,8 @@ class SCAFFOLD(Averaging):
         weighting: models are averaged ``uniform``-ly (the paper), or by ``samples``.
     """
 
+    capturable: ClassVar[bool] = True
+
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"control": 0.0, "weighting": "samples"}
 
     server_learning_rate: Annotated[Positive, Search(0.1, 1.0)] = 1.0

@@ -20,6 +20,8 @@ class SingleSet(Method):
     leave a device. The lower line of a table, simulated only.
     """
 
+    capturable: ClassVar[bool] = True
+
     bound: ClassVar[Bound | None] = "lower"
     personal: ClassVar[bool] = True
     averages: ClassVar[bool] = False

@@ -7,7 +7,7 @@ of the :class:`~common.wire.payload.Payload` with the update's tensors. A regist
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field, fields
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
@@ -237,7 +237,7 @@ class Registration:
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:
     """Return the message's fields as containers that JSON can write."""
-    return asdict(message)
+    return {entry.name: getattr(message, entry.name) for entry in fields(message)}
 
 
 def request_text(request: Request) -> str:

@@ -66,6 +66,11 @@ class Method:
     pools: ClassVar[bool] = False
     """Whether one client holds the samples of all clients of the protocol."""
 
+    capturable: ClassVar[bool] = False
+    """Whether a GPU may replay a step that was captured in a graph (``train.capture``). A class that declares it
+    promises that each step does the same work on the GPU: no wait for a number, no branch on one, no draw, and tensors
+    that steps keep are changed in place. A subclass declares it anew."""
+
     @property
     def name(self) -> str:
         """The method's name: the stem of its file and of its YAML."""

@@ -69,6 +69,7 @@ HARMLESS = {
         *(f"train.{key}" for key in ("batch_size", "class_weights", "clip_norm", "label_smoothing", "last_batch")),
         *(f"train.{key}" for key in ("learning_rate", "momentum", "optimizer", "precision", "schedule", "rounds")),
         *(f"train.{key}" for key in ("step_factor", "step_rounds", "weight_decay", "channels_last", "deterministic")),
+        "train.capture",
         *(f"views.{key}" for key in ("count", "identity_probability", "mix", "random_repeats", "repeats")),
     ),
     "it can only shorten local training": ("train.local_steps",),

@@ -82,7 +82,7 @@ def test_features_are_computed_once_on_a_device(tmp_path: Path, monkeypatch: pyt
 
 def test_the_cache_changes_nothing_but_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = run(frozen("fpl", tmp_path / "cached"))
-    monkeypatch.setattr(Device, "_feature_cache", lambda self, model, initial: None)
+    monkeypatch.setattr(Device, "_feature_cache", lambda self, state: None)
     computed = run(frozen("fpl", tmp_path / "computed"))
     first, second = (RunModel(RunRecord(done.folder)).checkpoint.state for done in (cached, computed))
     for name, tensor in first.weights.items():

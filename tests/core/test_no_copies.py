@@ -36,7 +36,7 @@ def test_images_are_kept_once_per_process_and_nets_are_loaded_in_place(tmp_path:
             own = settings.data.load(domain).train.images
             assert device._own_data()[0].images.data_ptr() == own.data_ptr()
             assert device._test_data("noisy").images.data_ptr() == settings.data.load("noisy").test.images.data_ptr()
-            model, _ = device._model(3)
+            model = device._model(3).model
             places.add(tuple(tensor.data_ptr() for tensor in model.state_dict().values()))
     assert len(places) == 1
 

@@ -12,7 +12,7 @@ import torch
 from support.exchanges import ANSWER, COUNTS, registration
 from support.toy import CLASSES, toy_settings
 
-from client.device import _on_cpu
+from client.transfer import copied_to_cpu
 from common.errors import PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
@@ -207,7 +207,7 @@ def test_a_dead_channel_and_a_long_update_are_accepted_as_they_were_trained(tran
     dead = torch.full_like(good.weights[variance], 1e-12)
     dead[0] = 0.0
     long = torch.full_like(good.weights[weight], 1e4 if transport == "float16" else 1e15)
-    trained = replace(good, weights={**good.weights, **_on_cpu({variance: dead, weight: long})})
+    trained = replace(good, weights={**good.weights, **copied_to_cpu({variance: dead, weight: long})})
     sent = cast_up(cast_down(trained, transport), transport)
     update = asked.admit(sent)
     assert torch.equal(update.weights[variance], sent.weights[variance])

@@ -10,6 +10,7 @@ from support.toy import Toy
 from torch import Tensor
 
 from client.device import Device
+from client.model_state import ModelState
 from client.trainer import LocalExchange
 from common.client_state import ClientStore
 from common.data.protocols import ClientSpec
@@ -40,7 +41,7 @@ def local_exchange(
     return LocalExchange(
         settings,
         settings.method,
-        model,
+        ModelState(model, settings.method.shared_names(model)),
         Client(specs[position].id, specs[position].domain, len(split), counts, position, len(specs)),
         split,
         weights={name: tensor.clone() for name, tensor in model.state_dict().items()},

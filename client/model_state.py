@@ -1,0 +1,100 @@
+"""A model's state by name, read without walking the network, and copied as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Place = tuple[Mapping[str, Tensor | None], str, Tensor, int]
+"""Where a module holds a tensor: the mapping, the name in it, the tensor, and the address of its memory."""
+
+
+class ModelState:
+    """The state of a model that a device keeps for many exchanges.
+
+    ``state_dict`` and ``load_state_dict`` walk every module each time. With small networks that takes as long as a
+    training step. The walk is made once, and again when the network has put another tensor in a tensor's place. A
+    network whose modules change their own state dict (hooks, functions of their own) is walked each time.
+
+    Args:
+        model: the model, on the device.
+        shared: the names that are exchanged.
+    """
+
+    def __init__(self, model: nn.Module, shared: set[str]) -> None:
+        self.model, self.shared = model, frozenset(shared)
+        self._plain = all(_is_plain(module) for module in model.modules())
+        self._tensors: dict[str, Tensor] = {}
+        self._places: list[Place] = []
+        self._kinds: dict[str, list[str]] = {}
+        self._read()
+        self.initial = self.copy()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the model's tensors by name, detached, in the order of its ``state_dict``; they are not copied."""
+        known = self._plain
+        for holder, name, tensor, address in self._places:
+            known = known and holder.get(name) is tensor and tensor.data_ptr() == address
+        if not known:
+            self._read()
+        return self._tensors
+
+    def copy(self) -> dict[str, Tensor]:
+        """Return a copy of the model's tensors by name."""
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
+
+    @torch.no_grad()
+    def install(self, values: Mapping[str, Tensor]) -> None:
+        """Copy ``values`` into the model.
+
+        Args:
+            values: a tensor for each name of the state.
+
+        Raises:
+            RuntimeError: names or shapes are not those of the model.
+        """
+        tensors = self.tensors()
+        fits = self._plain and tensors.keys() == values.keys()
+        if not fits or any(tensor.shape != values[name].shape for name, tensor in tensors.items()):
+            self.model.load_state_dict(values)
+            return
+        for names in self._kinds.values():  # one call for a kind of tensor, which a GPU copies at once
+            torch._foreach_copy_([tensors[name] for name in names], [values[name] for name in names])
+
+    def _read(self) -> None:
+        self._tensors = dict(self.model.state_dict())
+        self._places = list(_places(self.model))
+        self._kinds = {}
+        for name, tensor in self._tensors.items():
+            self._kinds.setdefault(str(tensor.dtype), []).append(name)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether the state of a module is its own parameters and buffers, and no code of its own changes them."""
+    hooks = (
+        module._state_dict_hooks,
+        module._state_dict_pre_hooks,
+        module._load_state_dict_pre_hooks,
+        module._load_state_dict_post_hooks,
+    )
+    if any(hooks):
+        return False
+    kind = type(module)
+    functions = (
+        kind.state_dict,
+        kind.load_state_dict,
+        kind._save_to_state_dict,
+        kind._load_from_state_dict,
+        kind.get_extra_state,
+    )
+    return all(function.__module__.startswith("torch.nn.") for function in functions)
+
+
+def _places(model: nn.Module) -> Iterator[Place]:
+    for module in model.modules():
+        for holder in (module._parameters, module._buffers):
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    yield holder, name, tensor, tensor.data_ptr()

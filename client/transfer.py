@@ -1,0 +1,66 @@
+"""Many tensors from one device to another in one copy of each kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from common.wire.payload import Payload, cast_up
+
+_LAST = threading.local()
+"""The last message of each thread and its copies on a GPU: clients of one round receive the same message."""
+
+
+def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors on ``device``, contiguous and in the same order; those that are there already as they are.
+
+    The others are copied together, one copy for each dtype. Their memory is shared, and is freed as a whole.
+    """
+    result = dict(tensors)
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            kinds.setdefault(tensor.dtype, []).append(name)
+    for names in kinds.values():
+        flat = torch.cat([tensors[name].detach().reshape(-1) for name in names])
+        if device.type == "cuda":
+            flat = flat.pin_memory()
+        parts = flat.to(device, non_blocking=device.type == "cuda").split([tensors[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            result[name] = part.view(tensors[name].shape)
+    return result
+
+
+def copied_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of the tensors on the CPU, because the next client of this thread changes the model's own."""
+    cpu = torch.device("cpu")
+    copies = moved(tensors, cpu)
+    for name, tensor in copies.items():
+        if tensors[name].device == cpu:
+            copies[name] = tensor.detach().clone()
+    return copies
+
+
+def received(message: Payload, transport: str, device: torch.device) -> Payload:
+    """Return the message with its tensors in their own dtypes on ``device``; what the thread had last is not copied.
+
+    Args:
+        message: the message.
+        transport: ``rounds.transport``, in which it was sent.
+        device: where the client trains.
+    """
+    if device.type == "cpu":
+        return cast_up(message, transport)
+    last: tuple[Payload, torch.device, Payload] | None = getattr(_LAST, "message", None)
+    if last is not None and last[0] is message and last[1] == device:
+        return last[2]
+    own = cast_up(message, transport)
+    prototypes = own.prototypes
+    if prototypes is not None:
+        prototypes = prototypes.to(device)
+    there = Payload(moved(own.weights, device), prototypes, moved(own.extra, device), header=own.header)
+    _LAST.message = message, device, there
+    return there

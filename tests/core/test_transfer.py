@@ -1,0 +1,70 @@
+"""Tensors move between devices together, one copy for each dtype, whatever their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from client.transfer import copied_to_cpu, moved, received
+from common.prototypes import PrototypeSet
+from common.wire.payload import Payload
+
+ELSEWHERE = torch.device("meta")  # a device that every machine has; its tensors have no numbers
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies between devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.overloadpacket.__name__ == "_to_copy"
+        return function(*args, **(kwargs or {}))
+
+
+def tensors() -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for number in range(40):
+        named[f"weight {number}"] = torch.randn(3, number + 1)
+        named[f"count {number}"] = torch.tensor(number)
+    named["across"] = torch.randn(4, 3).t()
+    return named
+
+
+def test_one_copy_for_each_dtype() -> None:
+    named = tensors()
+    with Copies() as copies:
+        there = moved(named, ELSEWHERE)
+    assert copies.count == 2
+    assert list(there) == list(named)
+    for name, tensor in there.items():
+        assert (tensor.shape, tensor.dtype, tensor.device) == (named[name].shape, named[name].dtype, ELSEWHERE)
+    with Copies() as copies:
+        assert moved(there, ELSEWHERE) == there
+    assert copies.count == 0
+
+
+def test_copies_on_the_cpu_have_the_numbers_and_memory_of_their_own() -> None:
+    named = tensors()
+    copies = copied_to_cpu(named)
+    for name, tensor in copies.items():
+        assert torch.equal(tensor, named[name]), name
+        assert tensor.data_ptr() != named[name].data_ptr()
+
+
+def test_clients_of_a_round_share_one_copy_of_the_message() -> None:
+    message = Payload(tensors(), PrototypeSet(torch.eye(3), torch.arange(3), torch.ones(3)), {"extra": torch.ones(2)})
+    with Copies() as copies:
+        first = received(message, "float32", ELSEWHERE)
+    assert copies.count == 2 + 3 + 1
+    with Copies() as copies:
+        assert received(message, "float32", ELSEWHERE) is first
+    assert copies.count == 0
+    other = Payload(message.weights, message.prototypes, message.extra)
+    assert received(other, "float32", ELSEWHERE) is not first
+    assert received(message, "float32", torch.device("cpu")) is message
