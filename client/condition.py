@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.text import gauge
+from common.gauges import gauge
 
 WRITE_SECONDS = 10.0
 """Time between two writes of the file."""

@@ -58,7 +58,7 @@ class Claims(Protocol):
 
 
 @dataclass
-class Watched:
+class WatchedApp:
     """A ClientApp.
 
     Args:
@@ -93,7 +93,7 @@ class Supervisor:
     start_seconds: float = START_SECONDS
     leave_seconds: float = LEAVE_SECONDS
     slowest_start: float = 0.0
-    _watched: dict[tuple[int, float], Watched] = field(default_factory=dict)
+    _watched: dict[tuple[int, float], WatchedApp] = field(default_factory=dict)
     _said_slow: bool = False
 
     def start(self) -> None:
@@ -123,7 +123,7 @@ class Supervisor:
             with contextlib.suppress(psutil.Error):  # it has just ended
                 self._check_one(self._watched.setdefault(key, watched), claims)
 
-    def _check_one(self, watched: Watched, claims: Claims) -> None:
+    def _check_one(self, watched: WatchedApp, claims: Claims) -> None:
         task = claims.get_task_by_token(watched.token)
         now = time.monotonic()
         if watched.terminated_at is not None:
@@ -147,7 +147,7 @@ class Supervisor:
         else:
             claims.acknowledge_task_heartbeat(task.task_id)
 
-    def _note_start(self, watched: Watched, seconds: float) -> None:
+    def _note_start(self, watched: WatchedApp, seconds: float) -> None:
         """Note how long a ClientApp took to start; say once that it was longer than Flower waits."""
         if watched.began:
             return
@@ -161,7 +161,7 @@ class Supervisor:
                 "for it; a faster disk, more memory or fewer programs shorten it"
             )
 
-    def _terminate(self, watched: Watched, now: float) -> None:
+    def _terminate(self, watched: WatchedApp, now: float) -> None:
         watched.terminated_at = now
         _signal(watched.process.terminate)
 
@@ -185,7 +185,7 @@ def end_processes(seconds: float = TERM_SECONDS) -> None:
         _signal(process.kill)
 
 
-def _client_apps() -> Iterator[tuple[tuple[int, float], Watched]]:
+def _client_apps() -> Iterator[tuple[tuple[int, float], WatchedApp]]:
     """Yield the ClientApps that this process started, each with its process id and the time of its start."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -193,7 +193,7 @@ def _client_apps() -> Iterator[tuple[tuple[int, float], Watched]]:
             names = [Path(word).name for word in words[:3]]
             if CLIENT_APP in names and TOKEN in words[:-1]:
                 token = words[words.index(TOKEN) + 1]
-                yield (process.pid, process.create_time()), Watched(process, token)
+                yield (process.pid, process.create_time()), WatchedApp(process, token)
 
 
 def _signal(send: Callable[[], None]) -> None:

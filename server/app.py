@@ -15,10 +15,10 @@ from common.settings import settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
+from server.run.deployment import DEADLINE_SECONDS
 from server.run.events import plain_lines
 from server.run.history import record_waiting
 from server.run.resume import record_interruption
-from server.run.rounds import DEADLINE_SECONDS
 
 SILENCE_SECONDS = 30.0
 """Seconds beyond ``rounds.deadline`` that a SuperLink may take to answer a call."""

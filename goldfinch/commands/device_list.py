@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError
+from common.gauges import gauge
 from common.storage import write_text
-from common.text import gauge
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.contributions import Contribution, contributions, time_text
 from server.admission.enrolment import Enrolment

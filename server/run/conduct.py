@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from common.settings import RunSettings
 from common.storage import write_json
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
+from server.run.deployment import check_writable, share_with_group
 from server.run.engine import Engine
 from server.run.events import Listener
 from server.run.existing import Decision, Step, decide
@@ -44,31 +44,10 @@ def prepare_output(settings: RunSettings) -> None:
     tracker_settings(settings)
     require_accountant(settings)
     with run_lock(settings.output_folder):
-        _check_writable(settings.output_folder)
+        check_writable(settings.output_folder)
         decision = _checked(settings)
         if not decision.replaces:
             _begin(settings, decision)
-
-
-def _check_writable(folder: Path) -> None:
-    """Refuse a folder in which this user cannot write, such as one that another user has submitted a run to.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    for path in (folder, folder / EVENTS, folder / SCORES, folder / REPLIES):
-        if path.exists() and not os.access(path, os.W_OK, effective_ids=True):
-            raise ConfigError(
-                f"user {os.geteuid()} cannot write to {path}: choose another output=. In a deployment, who submits "
-                "runs and the user of the SuperLink need one group and a results folder of that group (docs/deploy.md)"
-            )
-
-
-def _share_with_group(folder: Path) -> None:
-    """Let the group write in a new folder, if it may write in the folder above, whose group new files get."""
-    above = folder.parent.stat().st_mode
-    if above & stat.S_ISGID and above & stat.S_IWGRP:
-        folder.chmod(folder.stat().st_mode | stat.S_IWGRP)
 
 
 def _checked(settings: RunSettings) -> Decision:
@@ -143,7 +122,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     with writing(folder, "another output="):
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _share_with_group(folder)
+            share_with_group(folder)
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:

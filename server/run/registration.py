@@ -7,6 +7,7 @@ import secrets
 from common.errors import ConfigError, EngineError, some_of, summarised
 from common.settings import RunSettings, check_deployable, inspect_run
 from common.wire.messages import Registration
+from server.run.deployment import slow_start
 from server.run.engine import Engine
 from server.run.open_folder import OpenFolder
 from strategies.core.federation import Federation
@@ -16,9 +17,6 @@ KEY_BITS = 128
 
 STATED = ("start_seconds", "clock_ahead")
 """Fields that a deployed device states of itself; 0 is left out."""
-
-SLOW_START_SECONDS = 30.0
-"""A device whose processes take longer to start is reported once, because each of its replies takes longer."""
 
 REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions", *STATED)
 """Fields of a registration that the event ``registered`` holds."""
@@ -84,19 +82,10 @@ class Registrar:
                 if not content[key]:
                     del content[key]
             self.folder.history.event("registered", **content)
-            self._report_slow_start(registration)
+            if slow := slow_start(registration, self.settings.rounds.deadline):
+                number = self.federation.server.round
+                self.folder.history.event("client starts slowly", round=number, client=registration.client, reason=slow)
         return reason
-
-    def _report_slow_start(self, registration: Registration) -> None:
-        """Report a device whose processes start slowly, with the time that the server waits."""
-        seconds, deadline = registration.start_seconds, self.settings.rounds.deadline
-        if seconds > SLOW_START_SECONDS:
-            reason = f"its process takes {seconds:.0f} s to start, and so does that of every message"
-            if deadline is not None:
-                reason += f"; the server waits {deadline:.0f} s for an exchange (rounds.deadline)"
-            self.folder.history.event(
-                "client starts slowly", round=self.federation.server.round, client=registration.client, reason=reason
-            )
 
     def _check_quorum(self) -> None:
         """Refuse to begin with fewer clients than a round needs."""

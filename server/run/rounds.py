@@ -8,7 +8,6 @@ Read :class:`RoundLoop` from :meth:`~RoundLoop.run` to its end: ask, train, chec
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
 from server.run.attacked import AttackedEngine
+from server.run.deployment import DEADLINE_SECONDS, ExchangePatience
 from server.run.engine import Engine, Failure
 from server.run.events import Listener
 from server.run.history import History
@@ -27,12 +27,6 @@ from server.run.registration import Registrar
 from server.run.stopping import check_errors_differ, is_out_of_patience, not_finite, trouble
 from strategies.core.federation import Federation, Outcome
 from strategies.core.method import Client, Method
-
-DEADLINE_SECONDS = 3600.0
-"""Seconds that an exchange may take without ``rounds.deadline``, and the most that a deployment derives."""
-
-FACTOR, EXCHANGES, LEAST_SECONDS = 10.0, 3, 120.0
-"""What a deployment waits as a multiple of the median exchange, after how many exchanges, and at least."""
 
 
 class RoundLoop:
@@ -78,9 +72,6 @@ class RoundLoop:
         self.folder = OpenFolder(settings, self.federation, listeners)
         self.checkpoints = self.folder.checkpoints
         self.registrar = Registrar(settings, self.engine, self.federation, self.folder)
-        self._took: list[float] = []
-        """Seconds of each exchange up to its last reply."""
-        self._told_of_deadline = False
         self.trained = False
         self.stopped_early = False
         self.problem = ""
@@ -95,6 +86,7 @@ class RoundLoop:
         """
         checkpoint = self.folder.open()
         self.history = self.folder.history
+        self.patience = ExchangePatience(self.settings.rounds.deadline, self.history.event)
         if checkpoint is None:
             self.state = self.federation.initial_state()
         else:
@@ -188,16 +180,18 @@ class RoundLoop:
         self.recorder.count_requests(requests)
 
         # The clients score the state, and train.
-        began = time.time()
+        began, seconds = time.time(), self.settings.rounds.deadline or DEADLINE_SECONDS
+        if not self.engine.simulated:
+            seconds = self.patience.seconds(self.federation.server.round)
         replies, failures = self.engine.exchange(
             message,
             requests,
-            self._deadline(),
+            seconds,
             keep=self.federation.answer_store.keep,
             closing=self.federation.closing(enough),
         )
-        if replies:
-            self._took.append(max(reply.time for reply in replies) - began)
+        if not self.engine.simulated:
+            self.patience.note(began, replies)
         lost = [failure.client for failure in failures if failure.status == "lost"]
         self.registry.note_replies([reply.client for reply in replies], lost)
 
@@ -211,16 +205,6 @@ class RoundLoop:
         if self.federation.best != best and not self.method.scores_new_state:
             self.checkpoints.save_best(self.state)  # the clients scored it before they trained
         return outcome, failures
-
-    def _deadline(self) -> float:
-        """Return the seconds that the next exchange may take; report once that they were derived."""
-        rounds, number = self.settings.rounds, self.federation.server.round
-        seconds = exchange_seconds(rounds.deadline, self._took, simulated=self.engine.simulated)
-        derived = rounds.deadline is None and not self.engine.simulated and len(self._took) >= EXCHANGES
-        if derived and not self._told_of_deadline:
-            self._told_of_deadline = True
-            self.history.event("deadline derived", round=number, seconds=round(seconds, 1))
-        return seconds
 
     def _is_scored(self, number: int) -> bool:
         """Return whether round ``number`` is scored: every ``evaluate_every`` rounds, and the last if scored itself."""
@@ -240,21 +224,3 @@ class RoundLoop:
                 participants = list(self.federation.server.clients)
             self._exchange(self.state, participants)
         self.problem = self.folder.finish(self.state, total, trained=self.trained)
-
-
-def exchange_seconds(deadline: float | None, took: Sequence[float], *, simulated: bool) -> float:
-    """Return the seconds that an exchange may take.
-
-    Without ``rounds.deadline``, one device that hangs would hold every round of a deployment for an hour. So from the
-    fourth exchange on a deployment waits ten times the median exchange, and two minutes at least.
-
-    Args:
-        deadline: ``rounds.deadline``.
-        took: the seconds of each exchange so far up to its last reply, so that clients that never reply do not count.
-        simulated: whether the clients are simulated; nothing is derived then.
-    """
-    if deadline is not None:
-        return deadline
-    if simulated or len(took) < EXCHANGES:
-        return DEADLINE_SECONDS
-    return min(DEADLINE_SECONDS, max(LEAST_SECONDS, FACTOR * statistics.median(took)))

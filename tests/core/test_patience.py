@@ -9,12 +9,12 @@ from support.toy import toy_settings
 
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.rounds import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
+from server.run.deployment import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
 from server.run.schema import read_lines
 
 
 def derived(*took: float) -> float:
-    return exchange_seconds(None, took, simulated=False)
+    return exchange_seconds(None, took)
 
 
 def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_within_bounds() -> None:
@@ -25,17 +25,13 @@ def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_within_bounds() 
     assert derived(900.0, 900.0, 900.0) == DEADLINE_SECONDS
 
 
-@pytest.mark.parametrize(("deadline", "simulated", "expected"), [(50.0, False, 50.0), (None, True, DEADLINE_SECONDS)])
-def test_a_given_deadline_holds_and_a_simulation_derives_none(
-    deadline: float | None, simulated: bool, expected: float
-) -> None:
-    assert exchange_seconds(deadline, [1.0] * 9, simulated=simulated) == expected
+def test_a_given_deadline_holds() -> None:
+    assert exchange_seconds(50.0, [1.0] * 9) == 50.0
 
 
 class Deployed(InlineEngine):
     """Clients that are taken for devices; notes how long each exchange might have taken."""
 
-    simulated = False
     seconds: list[float]
 
     def exchange(self, message, requests, seconds, **more):  # type: ignore[no-untyped-def]
@@ -48,6 +44,7 @@ def test_a_deployment_derives_it_and_says_so_once(tmp_path: Path, deadline: floa
     rounds = {} if deadline is None else {"deadline": deadline}
     settings = toy_settings("fedavg", tmp_path / "run", train={"rounds": 5, "local_steps": 1}, rounds=rounds)
     engine = Deployed(settings)
+    engine.simulated = False
     prepare_output(settings)
     run_federation(settings, engine)
     told = [entry for entry in read_lines(tmp_path / "run" / "events.jsonl") if entry["event"] == "deadline derived"]
@@ -58,3 +55,12 @@ def test_a_deployment_derives_it_and_says_so_once(tmp_path: Path, deadline: floa
     else:
         assert set(engine.seconds) == {deadline}
         assert told == []
+
+
+def test_a_simulation_derives_none(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path / "run", train={"rounds": 5, "local_steps": 1})
+    engine = Deployed(settings)
+    engine.simulated = True
+    prepare_output(settings)
+    run_federation(settings, engine)
+    assert set(engine.seconds) == {DEADLINE_SECONDS}

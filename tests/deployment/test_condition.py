@@ -18,7 +18,7 @@ from support.federation import ROOT
 from support.gauges import read_gauges
 
 from client.condition import Condition, condition_of, notify
-from common.text import gauge
+from common.gauges import gauge
 from goldfinch.cli import main
 from server.admission.certificates import Certificates, ensure
 
