@@ -1,4 +1,4 @@
-"""Devices at the slow edge: a ClientApp that starts slowly, a slow link, a certificate that ends, a full disk, two runs.
+"""Devices at the slow edge: a slow start of ClientApps, a slow link, a certificate that ends, a full disk, two runs.
 
 Each says what is wrong, and keeps what was done.
 """
