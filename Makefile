@@ -48,6 +48,9 @@ $(error what is installed already cannot be compared with its hashes: remove $(V
 endif
 REPORT := $(if $(CHECK_HASHES),--report $(VENV)/installed.json)
 CHECKED := $(if $(CHECK_HASHES),$(BIN)/python docker/check_archives.py $(VENV)/installed.json docker/hashes.txt)
+# kB that must be free: torch, with the CUDA libraries unless an index without them is given, and the other extras
+FREE := $(shell echo $$(($(if $(TORCH_INDEX),2000000,5500000) + $(if $(filter-out device,$(subst $(comma), ,$(EXTRAS))),2000000,0))))
+FREE_GB := $(shell awk 'BEGIN {print $(FREE) / 1000000}')
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup lock demo deployment-demo compose-demo certificates test test-fast test-long test-without-data test-portable test-times test-slow test-faults soak test-compose bench measure docs lint format doctor clean
@@ -60,8 +63,8 @@ setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, 
 $(STAMP): requirements.txt pyproject.toml
 	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.14, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c '$(KNOWN)' '$(EXTRAS)'
-	@echo "Setting up $(VENV), up to 7.5 GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
-	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt 7500000 || { df -h .; echo "7.5 GB must be free here before the environment is made."; exit 1; }
+	@echo "Setting up $(VENV), up to $(FREE_GB) GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
+	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt $(FREE) || { df -h .; echo "$(FREE_GB) GB must be free here before the environment is made."; exit 1; }
 	@mkdir -p $(dir $(VENV))
 	$(if $(OTHER_PYTHON),"$(PYTHON)" -m venv --clear $(VENV),test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV))
 	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)

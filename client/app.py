@@ -20,10 +20,12 @@ longer than a message (Ray actors) do the work themselves.
 import contextlib
 import ctypes
 import sys
+import time
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+import psutil
 from flwr.app import Context, Message
 from flwr.client import Client
 from flwr.clientapp import ClientApp
@@ -53,6 +55,7 @@ class FlowerClient(Client):
     """
 
     def __init__(self, context: Context) -> None:
+        self.started = time.time() - psutil.Process().create_time()
         self.run, self.configuration = context.run_id, dict(context.node_config)
         self.run_config = dict(context.run_config)
 
@@ -61,7 +64,10 @@ class FlowerClient(Client):
         reply = self._ask("register", ins.config.get("code"))
         if not reply.ok:
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, reply.text), {})
-        return GetPropertiesRes(Status(Code.OK, ""), {"registrations": reply.text})
+        properties: dict[str, Scalar] = {"registrations": reply.text}
+        if "ray" not in sys.modules:  # an actor has started long ago
+            properties |= {"start_seconds": self.started, "time": time.time()}
+        return GetPropertiesRes(Status(Code.OK, ""), properties)
 
     def fit(self, ins: FitIns) -> FitRes:
         """Return the answer to a request, or its error with the traceback, so that the server can record it.

@@ -1,35 +1,106 @@
-"""Flower's SuperNode, which ends when it fails.
+"""Flower's SuperNode, which ends when it fails, supervises the ClientApps that it starts, and shows its condition.
 
-``goldfinch-supernode`` takes the arguments of ``flower-supernode``. An error in the main thread of the pinned Flower's
-SuperNode, such as a TLS handshake that a restarting server cut, ends that thread alone. The thread of the local
-interface goes on and answers ``/health`` with 200. No message is fetched any more, and neither systemd nor Docker
-starts the node again.
+``goldfinch-supernode`` takes the arguments of ``flower-supernode``, and ``--metrics FILE``. An error in the main thread
+of the pinned Flower's SuperNode, such as a TLS handshake that a restarting server cut, ends that thread alone. The
+thread of the local interface goes on and answers ``/health`` with 200. No message is fetched any more, and neither
+systemd nor Docker starts the node again. :mod:`client.supervision` says what else Flower leaves undone, and
+:mod:`client.condition` what the file is for.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from flwr.common.config import parse_config_args
+from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.logger import update_console_handler
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.nodestate import NodeStateFactory
+
+from client.condition import Condition, condition_of
+from client.supervision import Supervisor, end_processes
 
 FAILED = 1
 """Exit status after an error."""
+
+PROGRAM = "flwr.supernode.cli.flower_supernode"
+"""Module of Flower's program, which makes the factory of its node state."""
+
+METRICS = "--metrics"
+"""Goldfinch's own option."""
 
 
 def main() -> None:
     """Run a SuperNode until it is stopped.
 
     Flower's function returns only after an error, which it has logged; a SuperNode that is stopped signs off and raises
-    ``SystemExit``. After an error the process ends with exit status 1, although other threads still run.
+    ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
+    the processes that it started end first.
     """
+    supervisor = Supervisor(_note_state())
+    condition = _condition()
+    condition.slowest_start = lambda: supervisor.slowest_start
+    _note_calls("SendNodeHeartbeat", condition.note_heartbeat)
+    _note_calls("PushMessages", condition.note_reply)
+    supervisor.start()
+    condition.start()
+    add_exit_handler(end_processes, run_before_force_exit=True)
+    if not sys.stderr.isatty():
+        update_console_handler(timestamps=True, colored=False)
     try:
         flower_supernode()
     except Exception:
         traceback.print_exc()
     print("goldfinch-supernode: the SuperNode failed and ends; start it again", file=sys.stderr, flush=True)
+    end_processes()
     os._exit(FAILED)
+
+
+def _condition() -> Condition:
+    """Return the condition that the command line describes, and take Goldfinch's own option from it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(METRICS, type=Path)
+    own, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    for name in ("--superlink", "--root-certificates", "--node-config"):
+        parser.add_argument(name, default="")
+    given, _ = parser.parse_known_args(sys.argv[1:])
+    configuration: dict[str, Any] = {}
+    if given.node_config:
+        configuration = dict(parse_config_args([given.node_config]))
+    return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
+
+
+def _note_calls(name: str, called: Callable[[], None]) -> None:
+    """Let a method of Flower's connection to the server call ``called`` after each answer of the server."""
+    method = getattr(FleetHttpClient, name)
+
+    def noted(client: FleetHttpClient, request: Any) -> Any:
+        answer = method(client, request)
+        called()
+        return answer
+
+    setattr(FleetHttpClient, name, noted)
+
+
+def _note_state() -> Callable[[], Any]:
+    """Let Flower's program use a factory that is noted; return a function that returns its node state."""
+    factories: list[NodeStateFactory] = []
+
+    class NotedFactory(NodeStateFactory):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            factories.append(self)
+
+    vars(importlib.import_module(PROGRAM))["NodeStateFactory"] = NotedFactory
+    return lambda: factories[0].state_instance if factories else None
 
 
 if __name__ == "__main__":

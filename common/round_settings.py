@@ -100,7 +100,8 @@ class RoundSettings:
             that score are waited for. Further exchanges ask the clients that were in time. In simulations the seed
             decides who is in time.
         quorum: share of the sampled clients that must answer for the round to count, in (0, 1].
-        deadline: seconds that an exchange may take; clients that answer later are left out.
+        deadline: seconds that an exchange may take; clients that answer later are left out. ``None``: an hour; in a
+            deployment ten times the median exchange, from the fourth on, and at most an hour.
         registration: seconds to wait before the first round for all clients of the protocol to register.
         failures: consecutive rounds that may miss the quorum before the run stops.
         last_rounds: number of last rounds that the ``last`` score averages (the papers: 5).
@@ -134,7 +135,7 @@ class RoundSettings:
     participation: Share = 1.0
     oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     quorum: Share = 0.5
-    deadline: Positive = 3600.0
+    deadline: Positive | None = None
     registration: Positive = 300.0
     failures: Count = 3
     last_rounds: Count = 5

@@ -138,7 +138,8 @@ supernode)
   # again at once; Docker's own restarts would wait longer every time.
   attempts=0
   until supervise goldfinch-supernode --superlink "$server" --root-certificates "$folder/ca.crt" \
-    --auth-supernode-private-key "$folder/key" --node-config "$node" "$@"; do
+    --auth-supernode-private-key "$folder/key" --node-config "$node" \
+    --metrics "${GOLDFINCH_METRICS:-$state/metrics.prom}" "$@"; do
     attempts=$((attempts + 1))
     [ "$attempts" -lt 30 ] || exit 1
     echo "supernode: ended; started again (attempt $attempts). If its last process was killed, the server refuses it for up to 60 s" >&2

@@ -1,12 +1,35 @@
-"""Container health: exit 0 if URL answers 200. Usage: health.py URL [CA.CRT].
+"""Container health: exit 0 if URL answers 200, or if a SuperNode's last heartbeat is recent.
 
-It runs every few seconds in every container, so it imports as little as it can: http.client, and ssl for https only.
+Usage: health.py URL [CA.CRT], or health.py FILE with the file of goldfinch-supernode --metrics. It runs every few
+seconds in every container, so it imports as little as it can: http.client, and ssl for https only.
 """
 
 from __future__ import annotations
 
 import http.client
 import sys
+import time
+from pathlib import Path
+
+HEARTBEAT, SECONDS = "goldfinch_last_heartbeat_timestamp_seconds", 60.0
+"""The number in the file, and how old a heartbeat may be."""
+
+
+def has_contact(path: str) -> bool:
+    """Whether the last heartbeat in the file at ``path`` is recent."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        print(f"{path}: {error.strerror}", file=sys.stderr)
+        return False
+    for line in lines:
+        name, _, number = line.partition(" ")
+        if name == HEARTBEAT:
+            seconds = time.time() - float(number)
+            print(f"last heartbeat {seconds:.0f} s ago", file=sys.stderr)
+            return seconds < SECONDS
+    print(f"{path}: no heartbeat yet", file=sys.stderr)
+    return False
 
 
 def healthy(url: str, authority: str | None) -> bool:
@@ -32,4 +55,6 @@ def healthy(url: str, authority: str | None) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not healthy(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))
+    if "://" in sys.argv[1]:
+        sys.exit(not healthy(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))
+    sys.exit(not has_contact(sys.argv[1]))

@@ -540,11 +540,17 @@ def _enrol(
             "were.",
         ),
     ] = False,
+    kit: Annotated[
+        Path | None,
+        option("--kit", text="Write an archive from which the device of --node starts.", metavar="FILE"),
+    ] = None,
+    server: Annotated[str, option("--server", text="How that device reaches the server.", metavar="HOST:PORT")] = "",
     connection: Connection = None,
 ) -> None:
     """Let devices take part, each as one client for good.
 
     goldfinch devices enrol FOLDER --node ward-b --client ward-a=radiology-0
+    goldfinch devices enrol FOLDER --node ward-a --kit ward-a.tar --server fl.example.org:8443
     FOLDER  the folder that goldfinch devices certificates was given
     Without --node and --client, all devices of the folder.
     """
@@ -555,7 +561,13 @@ def _enrol(
             raise ConfigError("--restore enrols the devices that were enrolled before: leave out --node and --client")
         membership.enrol_again(folder, connection)
         return
+    if kit is not None:
+        named = [*(node or []), *(each.partition("=")[0] for each in client or [])]
+        if len(named) != 1:
+            raise ConfigError("--kit is for one device: name it by --node NAME or --client NAME=ID")
     membership.enrol(folder, node or [], client or [], connection)
+    if kit is not None:
+        print(f"wrote {membership.make_kit(folder, named[0], kit, server)}: it holds the device's key; see its README")
 
 
 @device_command("dismiss")
@@ -568,6 +580,28 @@ def _dismiss(folder: Folder, node: Nodes = None, connection: Connection = None) 
     from goldfinch.commands.membership import dismiss
 
     dismiss(folder, node or [], connection)
+
+
+@device_command("list")
+def _list_devices(
+    folder: Folder,
+    runs: Annotated[list[str], argument("[RUN]...", default_factory=list)],
+    as_json: Annotated[bool, option("--json", text="One JSON object in place of the table.")] = False,
+    metrics: Annotated[
+        Path | None, option("--metrics", text="A file for a node exporter (*.prom), written besides.", metavar="FILE")
+    ] = None,
+    connection: Connection = None,
+) -> None:
+    """List devices, with their contact and contributions.
+
+    goldfinch devices list FOLDER outputs
+    FOLDER  the folder that goldfinch devices certificates was given
+    RUN     run folders, or folders with runs below them
+    """
+    from goldfinch.commands.device_list import list_devices
+    from goldfinch.commands.membership import enrolment_of
+
+    list_devices(enrolment_of(folder, connection), runs, as_json=as_json, metrics=metrics)
 
 
 @command("list")

@@ -15,6 +15,7 @@ from common.settings import settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
+from server.run.deployment import DEADLINE_SECONDS
 from server.run.events import plain_lines
 from server.run.history import record_waiting
 from server.run.resume import record_interruption
@@ -38,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         settings = settings_in(context.run_config)
         prepare_output(settings)
         enrolled = isinstance(grid, HttpGrid) and not grid._insecure  # without TLS Flower admits any node
-        silence = math.inf if simulated else settings.rounds.deadline + SILENCE_SECONDS
+        silence = math.inf if simulated else (settings.rounds.deadline or DEADLINE_SECONDS) + SILENCE_SECONDS
         on_silence = partial(record_interruption, settings.output_folder)
         on_waiting = None
         if not simulated:  # where clients wait for a free actor

@@ -21,6 +21,7 @@ from common.choices import trust
 from common.config import build
 from common.settings import load_settings, with_method
 from goldfinch.cli import main
+from server.admission.kit import UNIT
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
@@ -217,7 +218,7 @@ def test_the_tests_that_security_names_exist() -> None:
 
 def test_a_service_ends_every_process_of_its_node() -> None:
     """A ClientApp that outlives its SuperNode keeps its memory and its connection."""
-    services = (ROOT / "docs/deploy.md").read_text().split("[Service]")[1:]
+    services = [*(ROOT / "docs/deploy.md").read_text().split("[Service]")[1:], UNIT.partition("[Service]")[2]]
     assert len(services) == 2
     for service in services:
         assert "KillMode=control-group" in service.partition("[Install]")[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from bench import census
 from bench.measure import ROOT, code_lines, imports_of, module_name, product
 
-MOST_LINES = 8_160
+MOST_LINES = 8_195
 """The most lines of code of the heart."""
 
 MOST_MODULES, MOST_NAMES = 30, 120
@@ -41,7 +41,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         r"server\.run\.attacked",
     ),
     "deployment": (
-        r"server\.(app|flower\..*|admission\..*)",
+        r"server\.(app|flower\..*|admission\..*|run\.deployment)",
         r"client\.(app|node|supernode|reasons|private_folder|resident\..*)",
     ),
     "what reads a record again, and tells people of it": (

@@ -213,6 +213,9 @@ class Registration:
         validation: samples that are used for validation and not for training.
         files: the hash of each of Goldfinch's files that compute (:func:`common.versions.code_files`), if the server
             asked for them by another ``code``; else empty.
+        start_seconds: seconds that its process took to start, in a deployment; else 0.
+        clock_ahead: seconds by which the device's clock is ahead of the server's, less the reply's way, in a
+            deployment; else 0.
     """
 
     client: Text
@@ -228,6 +231,8 @@ class Registration:
     content: Text = ""
     validation: Integer = 0
     files: Annotated[dict[Name, Name], Field(max_length=MAX_FILES)] = field(default_factory=dict)
+    start_seconds: Number = 0.0
+    clock_ahead: Number = 0.0
 
 
 def header_of(message: Request | Answer | Registration) -> dict[str, Any]:

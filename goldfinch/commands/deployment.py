@@ -30,6 +30,9 @@ Store = Literal["sqlite", "memory"]
 MAX_NODES_IN_FILE = 50
 """Nodes beyond which a SuperLink spends more on its SQLite file than on everything else; see docs/scale.md."""
 
+METRICS = "metrics.prom"
+"""The file with a node's numbers, in its home."""
+
 IN_MEMORY = ":flwr-in-memory:"
 CONNECTION = "deployment"
 START_SECONDS = 240.0
@@ -142,7 +145,7 @@ class LocalDeployment:
         else:
             security = ["--insecure"]
         command = [program("goldfinch-supernode"), *security, "--superlink", self.node_address or self.address]
-        command += ["--port", str(port), "--node-config", text]
+        command += ["--port", str(port), "--node-config", text, "--metrics", str(home / METRICS)]
         environment = flower_environment(home, OMP_NUM_THREADS=str(self.threads), **SOON)
         child = self.processes.start(name, command, environment)
         self.children[name] = child

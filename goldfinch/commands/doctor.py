@@ -9,6 +9,7 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,13 @@ from common.versions import package_versions, shadows
 from server.flower.processes import connections, flower_home
 from server.flower.submit import check_ray
 
-OK, NOTE, FAIL = "ok", "note", "FAIL"
+OK, NOTE, SOON, FAIL = "ok", "note", "SOON", "FAIL"
+WARNING_DAYS = 30
+"""A certificate with fewer days left is reported; the operator's command renews it from then on."""
+
+ENDS_SOON = 3
+"""Exit status if nothing is wrong but that the server's certificate ends soon."""
+
 GIB = 2**30
 PINNED_FLOWER = "1.41"
 PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp")
@@ -71,7 +78,7 @@ class Finding:
         name: what was checked.
         result: what the check says.
         remedy: how to fix it; empty if nothing needs to be done.
-        state: ``OK``, ``NOTE`` (some runs are affected) or ``FAIL`` (every run is).
+        state: ``OK``, ``NOTE`` (some runs are affected), ``SOON`` (every run will be), or ``FAIL`` (every run is).
     """
 
     name: str
@@ -88,7 +95,7 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
         authority: certificate of the authority that the server's is verified with; ``None``: the server speaks no TLS.
 
     Returns:
-        1 if something that every run needs does not work, else 0.
+        1 if something that every run needs does not work, 3 if only the server's certificate ends soon, else 0.
 
     Raises:
         ConfigError: a certificate is given without a server.
@@ -145,6 +152,8 @@ def _report(findings: Sequence[Finding], all_well: str) -> int:
             print(f"{'':26}-> {finding.remedy}")
     if not failed:
         print(f"\n{all_well}")
+        if any(finding.state == SOON for finding in findings):
+            return ENDS_SOON
         return 0
     print(f"\n{counted(failed, 'problem')}")
     return 1
@@ -153,13 +162,20 @@ def _report(findings: Sequence[Finding], all_well: str) -> int:
 def _server(server: str, authority: Path | None) -> list[Finding]:
     """Check the connection to the server, its certificate and its clock."""
     try:
-        ahead = clock_difference(server, authority)
+        ahead, days = _ask(server, authority)
     except EngineError as error:
         return [Finding("server", str(error), "docs/deploy.md, 'What a message means'", FAIL)]
-    certificate = "without TLS"
-    if authority:
-        certificate = "its certificate is valid"
-    return [Finding("server", f"{server} answers, {certificate}"), _clock(ahead)]
+    findings = [Finding("server", f"{server} answers"), _clock(ahead)]
+    if days is not None:
+        findings.append(_certificate(days))
+    return findings
+
+
+def _certificate(days: float) -> Finding:
+    if days < WARNING_DAYS:
+        remedy = "on the server: goldfinch devices certificates, with the same --host options, then restart the proxy"
+        return Finding("certificate", f"ends in {days:.0f} days", remedy, SOON)
+    return Finding("certificate", f"valid for {days:.0f} days")
 
 
 def _clock(ahead: float) -> Finding:
@@ -413,6 +429,20 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
     Raises:
         EngineError: the server cannot be reached, is no SuperLink, or its reply has no time.
     """
+    ahead, _ = _ask(server, authority, now)
+    return ahead
+
+
+def _days_left(response: httpx.Response) -> float | None:
+    """Return the days until the server's certificate ends; ``None`` without TLS. The connection must be open."""
+    secure = response.extensions["network_stream"].get_extra_info("ssl_object")
+    if secure is None:
+        return None
+    return (ssl.cert_time_to_seconds(secure.getpeercert()["notAfter"]) - time.time()) / 86_400
+
+
+def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None = None) -> tuple[float, float | None]:
+    """Return by how much this machine's clock is ahead, see :func:`clock_difference`, and the certificate's days."""
     now = now or partial(datetime.now, UTC)
     verify: ssl.SSLContext | bool = True
     if authority is not None:
@@ -426,8 +456,9 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
     url = f"{scheme}://{server}/health"
     try:
         before = now()
-        response = httpx.get(url, timeout=20.0, verify=verify)
-        after = now()
+        with httpx.stream("GET", url, timeout=20.0, verify=verify) as response:
+            after = now()
+            days = _days_left(response)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         clock = ""
         if "CERTIFICATE_VERIFY" in str(error):
@@ -439,7 +470,7 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
         theirs = parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError) as error:
         raise EngineError(f"{url} sends no time (HTTP's Date)") from error
-    return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2
+    return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2, days
 
 
 def what_is_wrong(ahead: float) -> str | None:

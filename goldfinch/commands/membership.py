@@ -48,9 +48,25 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
             raise ConfigError(f"--client {pair}: {node} is given {chosen[node]} as well, and a key has one client")
         chosen[node] = client
     with wait_lines(WAITING):
-        outcomes = _enrolment(folder, connection).enrol(list(chosen), list(chosen.values()))
+        outcomes = enrolment_of(folder, connection).enrol(list(chosen), list(chosen.values()))
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
+
+
+def make_kit(folder: Path, name: str, path: Path, server: str) -> Path:
+    """Write the start-up kit of an enrolled device; return its path.
+
+    Args:
+        folder: the folder that ``goldfinch devices certificates`` was given.
+        name: the device.
+        path: the archive.
+        server: ``host:port`` by which the device reaches the server.
+
+    Raises:
+        ConfigError: the device's key is not here, it is not enrolled, or ``server`` has no port.
+    """
+    enrolment_of(folder, None).write_kit(name, path, server)
+    return path
 
 
 def enrol_again(folder: Path, connection: str | None = None) -> None:
@@ -64,7 +80,7 @@ def enrol_again(folder: Path, connection: str | None = None) -> None:
         GoldfinchError: the SuperLink refused, or did not answer.
     """
     with wait_lines(WAITING):
-        outcomes = _enrolment(folder, connection).restore()
+        outcomes = enrolment_of(folder, connection).restore()
     for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
     if not outcomes:
@@ -79,14 +95,19 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
     """
     if not nodes:
         raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
-    enrolment = _enrolment(folder, connection)
+    enrolment = enrolment_of(folder, connection)
     for name in nodes:
         with wait_lines(WAITING):
             outcome = enrolment.dismiss(name)
         print(f"{name:20} {outcome}")
 
 
-def _enrolment(folder: Path, connection: str | None) -> Enrolment:
+def enrolment_of(folder: Path, connection: str | None) -> Enrolment:
+    """Return the operator's folder in or at ``folder``, with the SuperLink.
+
+    Raises:
+        ConfigError: it is not a folder.
+    """
     folder = folder.expanduser()
     if (folder / "operator" / "nodes").is_dir():
         folder = folder / "operator"  # the folder that goldfinch devices certificates was given

@@ -123,6 +123,15 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     return [f"{text:28} {path}" for text, path in made]
 
 
+def days_left(path: Path) -> int:
+    """Return the whole days until the certificate at ``path`` ends; negative after it.
+
+    Raises:
+        ConfigError: it is not a certificate.
+    """
+    return (_certificate(path).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
 def _make_authority(files: Certificates) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("Goldfinch federation authority")

@@ -11,11 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
-from server.flower.processes import answer_in, ask_flower, check_connection, in_one_line
+from server.admission.certificates import Certificates, days_left
+from server.admission.kit import write_kit
+from server.flower.processes import NOT_REACHED, answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
 NO_CONNECTION = (
@@ -23,14 +27,14 @@ NO_CONNECTION = (
     "was added; --connection NAME chooses another"
 )
 
-NOT_REACHED = "Connection to the SuperLink is unavailable"
-"""What Flower's command line prints while no SuperLink listens."""
-
 RESTORE_SECONDS = 180.0
 """How long :meth:`Enrolment.restore` waits for a SuperLink that is starting."""
 
 ENROL_SECONDS = 30.0
 """How long :meth:`Enrolment.enrol` does."""
+
+DISMISSED, DISMISSED_WORDS = ".dismissed-device", 3
+"""Ending of the file that a dismissed device leaves: its number, its client, and the date."""
 
 CLIENT = re.compile(r".+-\d+")
 """A client's id: its domain and its number there."""
@@ -99,7 +103,7 @@ class Enrolment:
         kept = {name: self._kept(name) for name in self.known}
         if not any(kept.values()):
             return {}
-        registered = self._registered(seconds)
+        registered = self.nodes(seconds)
         lost = []
         for name, parts in kept.items():
             if parts and parts[0] not in registered:
@@ -108,8 +112,15 @@ class Enrolment:
             return {}
         return self.enrol(lost)
 
-    def _registered(self, seconds: float) -> set[str]:
-        """Return the numbers of the devices that the SuperLink knows; wait until it answers."""
+    def nodes(self, seconds: float = 0.0) -> dict[str, dict[str, Any]]:
+        """Return what the SuperLink says of each device that it knows, by number.
+
+        Args:
+            seconds: how long to wait while no SuperLink listens.
+
+        Raises:
+            EngineError: the SuperLink refused, or does not answer.
+        """
         listing = ["supernode", "list", *self._target, "--verbose"]  # with those that were unregistered by hand
         output = self._call_until_reached(listing, seconds)
         answer = answer_in(output, NO_ANSWER)
@@ -117,7 +128,44 @@ class Enrolment:
             raise EngineError(
                 f"the enrolled devices cannot be listed: {answer.get('error-message') or in_one_line(output)}"
             )
-        return {str(node["node-id"]) for node in answer["nodes"]}
+        return {str(node["node-id"]): node for node in answer["nodes"]}
+
+    def enrolled(self, name: str) -> tuple[str, str] | None:
+        """Return a device's number and client as it was enrolled from this folder; ``None`` if it was not."""
+        kept = self._kept(name)
+        if len(kept) < 2:
+            return None
+        return kept[0], kept[1]
+
+    @property
+    def dismissed(self) -> dict[str, tuple[str, float]]:
+        """The devices that were dismissed: client, and when, in seconds since 1970, by name."""
+        found = {}
+        for path in sorted(self.folder.glob(f"nodes/*{DISMISSED}")):
+            words = path.read_text().split()
+            if len(words) == DISMISSED_WORDS:
+                found[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
+        return found
+
+    def write_kit(self, name: str, path: Path, server: str) -> None:
+        """Write the start-up kit of an enrolled device; see :func:`server.admission.kit.write_kit`.
+
+        Raises:
+            ConfigError: the device's key is not here, it is not enrolled, or ``server`` has no port.
+        """
+        self._check(name)
+        kept = self.enrolled(name)
+        if kept is None:
+            raise ConfigError(f"{name} is not enrolled from {self.folder}, so its client is not known here")
+        write_kit(path, Certificates(self.folder.parent), name, kept[1], server)
+
+    @property
+    def certificate_days(self) -> int | None:
+        """Days until the server's certificate ends; ``None`` if it is not next to the operator's folder."""
+        path = self.folder.parent / "server" / "server.pem"
+        if not path.exists():
+            return None
+        return days_left(path)
 
     def dismiss(self, name: str) -> str:
         """Take a device off the list, so that its key is refused; return what happened.
@@ -137,6 +185,9 @@ class Enrolment:
         output = self._call(["supernode", "unregister", kept[0], *self._target])
         if not answer_in(output, NO_ANSWER).get("success"):
             raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        client = kept[1] if len(kept) > 1 else name
+        write_text(number.with_name(name + DISMISSED), f"{kept[0]} {client} {when}\n")
         number.unlink()
         key = self.folder / "nodes" / f"{name}.pub"
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back

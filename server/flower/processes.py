@@ -41,6 +41,9 @@ MARK = "GOLDFINCH_STARTED_BY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which no proxy can reach."""
 
+NOT_REACHED = "Connection to the SuperLink is unavailable"
+"""What Flower's command line prints if no SuperLink listens, or if none answers within its 30 seconds."""
+
 MAX_TEMPORARY = 40
 """Characters of the temporary folder's path with which Ray's sockets below it stay within the system's 107."""
 

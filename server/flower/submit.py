@@ -32,7 +32,15 @@ from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import OURS, VERSION
 from server.flower.cluster import Machine, find_cluster, places_on
-from server.flower.processes import answer_in, ask_flower, check_connection, flower_environment, flower_home, program
+from server.flower.processes import (
+    NOT_REACHED,
+    answer_in,
+    ask_flower,
+    check_connection,
+    flower_environment,
+    flower_home,
+    program,
+)
 from server.flower.superlink import CONNECTION, SimulationLink, simulation_link
 from server.run.events import Listener
 from server.run.tail import Tail
@@ -308,7 +316,13 @@ def start_run(
     printed = _call(command, environment, folder)
     answer = answer_in(printed, NO_JSON)
     if "run-id" not in answer:
-        raise EngineError(f"flwr run was refused: {answer.get('error-message') or printed.strip()}")
+        said = str(answer.get("error-message") or printed.strip())
+        if NOT_REACHED in said:
+            raise EngineError(
+                "the SuperLink was not reached, or took longer than Flower's 30 s to take the run, as by a slow link. "
+                "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
+            )
+        raise EngineError(f"flwr run was refused: {said}")
     return SubmittedRun(str(answer["run-id"]), target, environment, folder)
 
 

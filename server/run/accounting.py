@@ -42,7 +42,7 @@ PUBLIC = (
     "optimiser steps, which follow from them",
     "scores of the received model on test images (which are not protected)",
     "whether and when a client replies, and which of a few fixed reasons it gives if it cannot",
-    "hardware and package versions",
+    "hardware, package versions, clock, and the seconds in which its process started",
 )
 """What leaves a device without noise, and depends on training images only through noised releases."""
 

@@ -14,6 +14,7 @@ from common.settings import RunSettings
 from common.storage import write_json
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
+from server.run.deployment import check_writable, share_with_group
 from server.run.engine import Engine
 from server.run.events import Listener
 from server.run.existing import Decision, Step, decide
@@ -43,6 +44,7 @@ def prepare_output(settings: RunSettings) -> None:
     tracker_settings(settings)
     require_accountant(settings)
     with run_lock(settings.output_folder):
+        check_writable(settings.output_folder)
         decision = _checked(settings)
         if not decision.replaces:
             _begin(settings, decision)
@@ -118,7 +120,9 @@ def run_lock(folder: Path) -> Iterator[None]:
         ConfigError: the folder cannot be made.
     """
     with writing(folder, "another output="):
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            share_with_group(folder)
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:

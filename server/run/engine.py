@@ -1,7 +1,8 @@
 """The interface of an engine: how the round loop reaches clients, independent of the transport."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ class Failure:
         traceback: the client's own traceback, if it sent one.
         sent: whether the request left at all.
         bytes_up: size of an answer that came and could not be read.
+        time: when it was known, in seconds since 1970 (UTC).
     """
 
     client: str
@@ -37,6 +39,7 @@ class Failure:
     traceback: str = ""
     sent: bool = True
     bytes_up: int = 0
+    time: float = field(default_factory=time.time, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", reason_of(self.reason))

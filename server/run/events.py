@@ -38,6 +38,10 @@ LINES = {
     "data changed": "data changed since the rounds that are done: {reason}",
     "missing": "going on without {clients}",
     "metric failed": "round {round}: your own metric has no value: {reason}",
+    "deadline derived": (
+        "round {round}: from now on the server waits about {seconds:.0f} s for an exchange, ten times the median; "
+        "rounds.deadline sets another limit"
+    ),
     "late": "round {round}: enough have answered; late: {clients}",
     "registration lost": "{client} has not registered: {reason}",
     "registration refused": "{client} was not admitted: {reason}",

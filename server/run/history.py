@@ -34,6 +34,7 @@ BYTE_COLUMNS = (
 REPLY_COLUMNS = (
     "round",
     "exchange",
+    "time",
     "client",
     "domain",
     "status",

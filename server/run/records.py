@@ -194,6 +194,7 @@ class Recorder:
         line: dict[str, Any] = {
             "round": self.server.round,
             "exchange": self.server.exchange,
+            "time": round(reply.time, 3),
             "client": reply.client,
             "domain": self.registry.domain(reply.client),
             "status": completed_status(train=answer.trained),
@@ -221,6 +222,7 @@ class Recorder:
         line: dict[str, Any] = {
             "round": self.server.round,
             "exchange": self.server.exchange,
+            "time": round(failure.time, 3),
             "client": failure.client,
             "status": failure.status,
             "domain": self.registry.domain(failure.client),

@@ -7,6 +7,7 @@ import secrets
 from common.errors import ConfigError, EngineError, some_of, summarised
 from common.settings import RunSettings, check_deployable, inspect_run
 from common.wire.messages import Registration
+from server.run.deployment import slow_start
 from server.run.engine import Engine
 from server.run.open_folder import OpenFolder
 from strategies.core.federation import Federation
@@ -14,7 +15,10 @@ from strategies.core.federation import Federation
 KEY_BITS = 128
 """Bits of the random number that a deployment's participants are drawn from."""
 
-REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions")
+STATED = ("start_seconds", "clock_ahead")
+"""Fields that a deployed device states of itself; 0 is left out."""
+
+REGISTERED = ("client", "domain", "samples", "class_counts", "split", "content", "device", "versions", *STATED)
 """Fields of a registration that the event ``registered`` holds."""
 
 
@@ -74,7 +78,13 @@ class Registrar:
         reason = self.folder.resume_check.refuses(registration) or self.registry.admit(registration)
         if not reason:
             content = {key: getattr(registration, key) for key in REGISTERED}
+            for key in STATED:
+                if not content[key]:
+                    del content[key]
             self.folder.history.event("registered", **content)
+            if slow := slow_start(registration, self.settings.rounds.deadline):
+                number = self.federation.server.round
+                self.folder.history.event("client starts slowly", round=number, client=registration.client, reason=slow)
         return reason
 
     def _check_quorum(self) -> None:

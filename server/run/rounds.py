@@ -17,6 +17,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
 from server.run.attacked import AttackedEngine
+from server.run.deployment import DEADLINE_SECONDS, ExchangePatience
 from server.run.engine import Engine, Failure
 from server.run.events import Listener
 from server.run.history import History
@@ -85,6 +86,7 @@ class RoundLoop:
         """
         checkpoint = self.folder.open()
         self.history = self.folder.history
+        self.patience = ExchangePatience(self.settings.rounds.deadline, self.history.event)
         if checkpoint is None:
             self.state = self.federation.initial_state()
         else:
@@ -178,13 +180,18 @@ class RoundLoop:
         self.recorder.count_requests(requests)
 
         # The clients score the state, and train.
+        began, seconds = time.time(), self.settings.rounds.deadline or DEADLINE_SECONDS
+        if not self.engine.simulated:
+            seconds = self.patience.seconds(self.federation.server.round)
         replies, failures = self.engine.exchange(
             message,
             requests,
-            self.settings.rounds.deadline,
+            seconds,
             keep=self.federation.answer_store.keep,
             closing=self.federation.closing(enough),
         )
+        if not self.engine.simulated:
+            self.patience.note(began, replies)
         lost = [failure.client for failure in failures if failure.status == "lost"]
         self.registry.note_replies([reply.client for reply in replies], lost)
 

@@ -19,6 +19,9 @@ SCORES, REPLIES, EVENTS = "scores.jsonl", "replies.jsonl", "events.jsonl"
 
 Finite = Annotated[Number, Field(allow_inf_nan=False)]
 
+Time = Annotated[float, Field(ge=0, lt=1e11)]
+"""Seconds since 1970 (UTC)."""
+
 Class = Annotated[int, Field(ge=0, lt=MAX_CLASSES)]
 
 
@@ -61,6 +64,7 @@ class ReplyLine(TypedDict):
 
     round: Integer
     exchange: Text
+    time: NotRequired[Time]
     client: Text
     domain: Text
     status: Text
@@ -115,7 +119,7 @@ class Event(TypedDict):
     """A line of ``events.jsonl``. Fields that are shown are checked for their type; other fields are free."""
 
     event: str
-    time: Annotated[float, Field(ge=0, lt=1e11)]
+    time: Time
     run: NotRequired[Text]
     method: NotRequired[Text]
     data: NotRequired[Text]
@@ -144,6 +148,8 @@ class Event(TypedDict):
     places: NotRequired[list[Text]]
     counted: NotRequired[Integer]
     registered: NotRequired[Integer]
+    start_seconds: NotRequired[Finite]
+    clock_ahead: NotRequired[Finite]
     sha256: NotRequired[Text]
     server_peak_bytes: NotRequired[Integer]
     key: NotRequired[Key | None]
@@ -183,6 +189,7 @@ NEEDED = {
     "metric failed": ("round", "reason"),
     "code changed": ("reason",),
     "data changed": ("reason",),
+    "deadline derived": ("round", "seconds"),
     "late": ("round", "clients"),
     "waiting": ("clients", "seconds"),
     "score missing": ("round", "domain", "status"),

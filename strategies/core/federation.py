@@ -39,12 +39,14 @@ class Reply:
         answer: scores and costs.
         payload: the tensors.
         bytes_up: encoded size of the answer.
+        time: when it arrived, in seconds since 1970 (UTC).
     """
 
     client: str
     answer: Answer
     payload: Payload
     bytes_up: int = 0
+    time: float = field(default_factory=time.time, compare=False)
 
 
 @dataclass(frozen=True)

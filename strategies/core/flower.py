@@ -9,6 +9,7 @@ every participant, so that Flower's object store keeps one copy. The parts that 
     ServerAppComponents(strategy=FlowerStrategy(FPL(temperature=0.02)), config=ServerConfig(num_rounds=10))
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -96,7 +97,11 @@ def properties_to_registrations(result: GetPropertiesRes) -> list[Registration]:
     text = result.properties.get("registrations")
     if result.status.code != Code.OK or not isinstance(text, str):
         raise PayloadError(result.status.message or "the node does not answer as a Goldfinch client")
-    return read_registrations(text)
+    sent, start = result.properties.get("time"), result.properties.get("start_seconds")
+    if not isinstance(sent, float) or not isinstance(start, float):
+        return read_registrations(text)
+    start, ahead = round(start, 1), round(sent - time.time(), 1)
+    return [replace(each, start_seconds=start, clock_ahead=ahead) for each in read_registrations(text)]
 
 
 def _shown(text: object) -> str:

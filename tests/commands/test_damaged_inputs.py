@@ -325,7 +325,7 @@ def read_json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("column", REPLY_COLUMNS[6:-1])
+@pytest.mark.parametrize("column", REPLY_COLUMNS[7:-1])
 def test_a_reply_with_text_for_a_number_gives_a_message(
     column: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,27 @@ def test_setup_says_where_its_seconds_went(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "gigabytes"),
+    [
+        (["EXTRAS=device", "TORCH_INDEX=https://wheels.example/cpu"], 2),
+        (["EXTRAS=device"], 5.5),
+        (["EXTRAS=device,server", "TORCH_INDEX=https://wheels.example/cpu"], 4),
+        ([], 7.5),
+    ],
+)
+def test_setup_needs_the_disk_that_its_parts_need(words: list[str], gigabytes: float, tmp_path: Path) -> None:
+    df = tmp_path / "df"
+    df.write_text(f"#!/bin/sh\necho head\necho disk 0 0 {gigabytes * 1e6 - 1:.0f}\n")
+    df.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "setup", f"VENV={tmp_path / 'venv'}", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode != 0
+    assert f"{gigabytes:g} GB must be free here before the environment is made." in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
     ("has", "words", "sets_up"),
     [
         ("device privacy python3.11", ["EXTRAS=device"], False),

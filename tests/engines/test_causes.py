@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from common.errors import EngineError
+from server.flower import submit
+from server.flower.processes import NOT_REACHED
 from server.flower.submit import LOST, MAX_LINES, cause_of, entry_of, how_it_ended
 
 REGISTERED = """\
@@ -119,3 +122,13 @@ def test_a_run_that_was_stopped_or_killed_says_so(details: str, tmp_path: Path) 
     stopped = how_it_ended("finished:stopped", details, log)
     assert stopped == "the run was stopped, as flwr stop does; the last complete round is kept: resume=true goes on"
     assert LOST in how_it_ended("finished:failed", details, log)
+
+
+def test_a_link_that_is_too_slow_for_flower_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"success": False, "error-message": f"{NOT_REACHED}. Please check your network connection"}
+    monkeypatch.setattr(submit, "_call", lambda *_: json.dumps(said))
+    with pytest.raises(EngineError, match=r"took longer than Flower's 30 s .* flwr list shows whether it took the run"):
+        submit.start_run(tmp_path / "app", "{}", None, {}, tmp_path, {})
+    said["error-message"] = "the FAB is too large"
+    with pytest.raises(EngineError, match="flwr run was refused: the FAB is too large"):
+        submit.start_run(tmp_path / "app", "{}", None, {}, tmp_path, {})

@@ -13,6 +13,7 @@ from common.text import duration, listing, size
 from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, update_was_used
 from goldfinch.record import RunRecord
 from goldfinch.results.classes import ClassTable, class_tables
+from goldfinch.results.contributions import contributions, is_deployed
 from goldfinch.results.frames import OVER_SEEDS, score_frame, table_notes
 from goldfinch.results.groups import ScoreTable
 from goldfinch.results.rows import KnownRun, ScoreRow, best_row
@@ -240,6 +241,13 @@ def _client(client: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "device": str(entry.get("device", "")),
         **dict.fromkeys(("trained", *COUNTED_STATUSES, "unused", "up", "down", "seconds", "memory"), 0),
     }
+
+
+def device_rows(run: RunRecord) -> list[tuple[str, dict[str, str]]]:
+    """Return each client of a deployment with the texts of its line in the table of devices; empty in a simulation."""
+    if not is_deployed(run):
+        return []
+    return [(client, each.cells()) for client, each in contributions([run]).items()]
 
 
 def statuses_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:

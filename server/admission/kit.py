@@ -1,0 +1,200 @@
+"""A start-up kit: one archive from which a device starts, in a container or as a service.
+
+::
+
+    ward-a/README            what to do, in ten lines
+    ward-a/start             starts it: by Docker, by systemd, or in the foreground
+    ward-a/settings.env      domain, server, data folder, limits
+    ward-a/compose.yaml      the container
+    ward-a/goldfinch.service the service
+    ward-a/key, ca.crt       the device's key, and the authority's certificate
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.storage import write_bytes
+from common.versions import VERSION
+from server.admission.certificates import Certificates
+
+README = """Goldfinch on the device @NAME@, which is the client @CLIENT@ of @SERVER@.
+
+1. Edit settings.env: the data folder, and the limits of memory and CPU.
+2. Have Goldfinch here: the image goldfinch:@VERSION@ (docker load), or a checkout at /opt/goldfinch with
+   make setup EXTRAS=device TORCH_INDEX=<index of PyTorch's CPU wheels>.
+3. sudo ./start
+Its log: docker logs goldfinch, or journalctl -u goldfinch. Is it in contact: docker ps, or systemctl status goldfinch.
+Its numbers for a monitor: metrics.prom in its state folder /var/lib/goldfinch, or in the volume goldfinch-state.
+This folder holds the device's key: after the start, delete it and the archive.
+"""
+
+SETTINGS = """# which client this device is, and where its server is
+GOLDFINCH_DOMAIN=@DOMAIN@
+GOLDFINCH_INDEX=@INDEX@
+GOLDFINCH_SERVER=@SERVER@
+# the folder with this device's images
+GOLDFINCH_DATA=/srv/images
+# limits
+OMP_NUM_THREADS=2
+GOLDFINCH_CPUS=2
+GOLDFINCH_MEMORY=3g
+# further keys of --node-config, such as methods="fpl" privacy-max-epsilon=8.0
+GOLDFINCH_NODE_CONFIG=
+"""
+
+COMPOSE = """# the device in a container; settings.env has what differs between devices
+name: goldfinch
+services:
+  supernode:
+    image: goldfinch:@VERSION@
+    container_name: goldfinch
+    command: [supernode]
+    env_file: /etc/goldfinch/settings.env
+    environment: { GOLDFINCH_DATA: /data }
+    volumes:
+      - /etc/goldfinch:/certificates/node:ro
+      - ${GOLDFINCH_DATA}:/data:ro
+      - goldfinch-state:/var/lib/goldfinch
+    init: true
+    read_only: true
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    tmpfs: ["/tmp:size=512m,mode=1777"]
+    pids_limit: 1024
+    cpus: ${GOLDFINCH_CPUS}
+    mem_limit: ${GOLDFINCH_MEMORY}
+    logging: { driver: json-file, options: { max-size: 10m, max-file: "3" } }
+    restart: unless-stopped
+    healthcheck:
+      test: [CMD, python3, -IS, /opt/goldfinch/health.py, /var/lib/goldfinch/metrics.prom]
+      interval: 15s
+      timeout: 30s
+      retries: 3
+      start_period: 180s
+volumes:
+  goldfinch-state: {}
+"""
+
+UNIT = """[Unit]
+Description=Goldfinch SuperNode
+After=network-online.target time-sync.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+NotifyAccess=all
+User=goldfinch
+StateDirectory=goldfinch
+EnvironmentFile=/etc/goldfinch/settings.env
+Environment=GOLDFINCH_KEY=/etc/goldfinch GOLDFINCH_STATE=/var/lib/goldfinch GOLDFINCH_CACHE=/var/lib/goldfinch/cache
+Environment=PATH=/opt/goldfinch/.venv/bin:/usr/bin:/bin FLWR_HOME=/var/lib/goldfinch/flower
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+ExecStart=/opt/goldfinch/docker/entrypoint.sh supernode
+TimeoutStartSec=infinity
+TimeoutStopSec=15
+KillMode=control-group
+Restart=always
+RestartSec=10
+MemoryMax=3G
+CPUQuota=200%
+TasksMax=1024
+NoNewPrivileges=true
+ProtectSystem=strict
+ProtectHome=true
+PrivateTmp=true
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+START = """#!/bin/sh
+# Start this device: by Docker if the image is here, else by systemd, else in the foreground.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+[ "$(id -u)" -eq 0 ] || { echo "start: run it with sudo" >&2; exit 1; }
+install -d -m 0700 /etc/goldfinch
+install -m 0600 "$here/key" "$here/ca.crt" "$here/settings.env" /etc/goldfinch/
+data=$(sed -n 's/^GOLDFINCH_DATA=//p' /etc/goldfinch/settings.env)
+[ -d "$data" ] || { echo "start: GOLDFINCH_DATA=$data in settings.env is not a folder" >&2; exit 1; }
+if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/dev/null 2>&1; then
+  chown -R 10001:10001 /etc/goldfinch # the user of the image
+  exec docker compose --env-file /etc/goldfinch/settings.env --file "$here/compose.yaml" up --detach
+fi
+[ -x /opt/goldfinch/.venv/bin/goldfinch-supernode ] || {
+  echo "start: neither the image goldfinch:@VERSION@ nor /opt/goldfinch/.venv is here; see README" >&2
+  exit 1
+}
+id goldfinch >/dev/null 2>&1 || useradd --system --home-dir /var/lib/goldfinch --shell /usr/sbin/nologin goldfinch
+chown -R goldfinch: /etc/goldfinch
+if [ -d /run/systemd/system ]; then
+  install -m 0644 "$here/goldfinch.service" /etc/systemd/system/
+  systemctl daemon-reload
+  exec systemctl enable --now goldfinch
+fi
+echo "start: neither Docker nor systemd is here; it runs in the foreground" >&2
+install -d -o goldfinch /var/lib/goldfinch
+while IFS= read -r line; do
+  case $line in [A-Z]*=*) export "$line" ;; esac
+done </etc/goldfinch/settings.env
+export GOLDFINCH_KEY=/etc/goldfinch GOLDFINCH_STATE=/var/lib/goldfinch GOLDFINCH_CACHE=/var/lib/goldfinch/cache
+export FLWR_HOME=/var/lib/goldfinch/flower FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 PATH=/opt/goldfinch/.venv/bin:/usr/bin:/bin
+cd /var/lib/goldfinch
+exec setpriv --reuid goldfinch --regid goldfinch --clear-groups /opt/goldfinch/docker/entrypoint.sh supernode
+"""
+
+FILES = {
+    "README": (README, 0o644),
+    "settings.env": (SETTINGS, 0o644),
+    "compose.yaml": (COMPOSE, 0o644),
+    "goldfinch.service": (UNIT, 0o644),
+    "start": (START, 0o755),
+}
+"""The texts of a kit with their modes. ``@WORDS@`` stand for what differs between devices."""
+
+
+def write_kit(path: Path, files: Certificates, name: str, client: str, server: str) -> None:
+    """Write the kit of a device to ``path``, readable by this user alone, because it holds the device's key.
+
+    Args:
+        path: the archive (``.tar``).
+        files: the federation's certificates.
+        name: the device's name.
+        client: the client that its key is enrolled for.
+        server: ``host:port`` by which the device reaches the server.
+
+    Raises:
+        ConfigError: the device's key is not here, or ``server`` has no port.
+    """
+    if not server.rpartition(":")[0] or not server.rpartition(":")[2].isdigit():
+        raise ConfigError(
+            f"--server {server} is not HOST:PORT, as devices reach the proxy, such as fl.example.org:8443"
+        )
+    key, authority = files.node_key(name), files.node(name) / files.authority.name
+    if not key.exists() or not authority.exists():
+        raise ConfigError(
+            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
+            "kit is made where they were made"
+        )
+    domain, _, index = client.rpartition("-")
+    words = {"NAME": name, "CLIENT": client, "SERVER": server, "VERSION": VERSION, "DOMAIN": domain, "INDEX": index}
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for file, (text, mode) in FILES.items():
+            for word, value in words.items():
+                text = text.replace(f"@{word}@", value)
+            _add(archive, f"{name}/{file}", text.encode(), mode)
+        _add(archive, f"{name}/key", key.read_bytes(), 0o600)
+        _add(archive, f"{name}/{authority.name}", authority.read_bytes(), 0o644)
+    write_bytes(path, content.getvalue(), private=True)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = len(content), mode, int(time.time())
+    archive.addfile(entry, io.BytesIO(content))

@@ -1,0 +1,140 @@
+"""What a SuperNode shows of itself: a file of numbers, the health check that reads it, and systemd's notifications."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.federation import ROOT
+from support.gauges import read_gauges
+
+from client.condition import Condition, condition_of, notify
+from common.gauges import gauge
+from goldfinch.cli import main
+from server.admission.certificates import Certificates, ensure
+
+
+def health(path: Path) -> int:
+    script = str(ROOT / "docker" / "health.py")
+    return subprocess.run([sys.executable, "-IS", script, str(path)], timeout=60, check=False).returncode
+
+
+def test_a_node_is_healthy_with_a_recent_heartbeat_only(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.prom"
+    condition = Condition(path)
+    assert health(path) == 1, "no file yet"
+    condition.write()
+    assert health(path) == 1, "no heartbeat yet"
+    condition.note_heartbeat()
+    condition.write()
+    assert health(path) == 0
+    name = "goldfinch_last_heartbeat_timestamp_seconds"
+    path.write_text(f"# HELP {name} When.\n{name} {time.time() - 61:.17g}\n")
+    assert health(path) == 1
+
+
+def test_the_file_has_replies_releases_and_what_its_limit_left(tmp_path: Path) -> None:
+    for domain, count in (("ward-a", 2), ("ward-b", 1)):
+        ledger = tmp_path / ".privacy" / domain / "ledger.json"
+        ledger.parent.mkdir(parents=True)
+        ledger.write_text(json.dumps({"releases": [{"run": "1", "client": "a", "multipliers": {}, "count": count}]}))
+    configuration = {"state-dir": str(tmp_path), "privacy-max-releases": 10}
+    condition = condition_of(configuration, tmp_path / "metrics.prom", "", None)
+    condition.note_reply()
+    condition.write()
+    found = read_gauges(tmp_path / "metrics.prom")
+    assert found["replies"] == 1
+    assert found["privacy_releases"] == 3
+    assert found["privacy_releases_left"] == 7
+    assert found["disk_free_bytes"] > 0
+    assert found["last_reply_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+    assert "last_heartbeat_timestamp_seconds" not in found
+
+
+def test_labels_are_escaped_and_what_is_not_known_is_left_out() -> None:
+    assert gauge("device_online", "Is it.", {'a"b\\': True, "c": None}, "device") == [
+        "# HELP goldfinch_device_online Is it.",
+        "# TYPE goldfinch_device_online gauge",
+        'goldfinch_device_online{device="a\\"b\\\\"} 1',
+    ]
+    assert gauge("replies", "How many.", {"": 3}) == [
+        "# HELP goldfinch_replies How many.",
+        "# TYPE goldfinch_replies gauge",
+        "goldfinch_replies 3",
+    ]
+    assert gauge("replies", "How many.", {"": None}) == []
+
+
+def test_the_file_is_replaced_whole_and_others_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.prom"
+    path.write_text("of before")
+    Condition(path).write()
+    assert "of before" not in path.read_text()
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.prom"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_systemd_is_told_of_the_first_heartbeat_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        condition = Condition()
+        assert condition.status() == "no contact with the server yet"
+        condition.note_heartbeat()
+        condition.note_heartbeat()
+        notify(f"STATUS={condition.status()}")
+        assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"STATUS=in contact with the server; 0 replies sent"
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:  # the library's name
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(params=[20, 365])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, str, Path]]:
+    """A server with TLS: the days of its certificate, its address, and the authority's certificate."""
+    files = Certificates(tmp_path)
+    ensure(tmp_path, [], days=request.param)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.server, files.server_key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield request.param, f"127.0.0.1:{server.server_port}", files.authority
+    server.shutdown()
+    server.server_close()
+
+
+def test_doctor_and_device_warn_before_the_certificate_ends(
+    served: tuple[int, str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days, address, authority = served
+    code = main(["doctor", "--server", address, "--ca", str(authority)])
+    output = capsys.readouterr().out
+    if days < 30:
+        assert code == 3
+        assert "SOON  certificate        ends in 20 days" in output
+        assert "goldfinch devices certificates" in output
+    else:
+        assert code == 0
+        assert "ok  certificate        valid for 365 days" in output
+    condition = Condition(tmp_path / "metrics.prom", address, authority)
+    condition.write()
+    found = read_gauges(tmp_path / "metrics.prom")
+    assert found["certificate_days"] == pytest.approx(days, abs=0.1)

@@ -1,0 +1,89 @@
+"""The start-up kit of a device: what is in it, and that its programs accept what is in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from support.federation import ROOT
+
+from common.errors import ConfigError
+from common.versions import VERSION
+from goldfinch.cli import main
+from server.admission.certificates import Certificates, ensure
+from server.admission.kit import write_kit
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked kit."""
+    folder = tmp_path_factory.mktemp("kit")
+    files = Certificates(folder / "keys")
+    ensure(files.folder, [], ["ward-a"])
+    write_kit(folder / "ward-a.tar", files, "ward-a", "radiology-north-2", "fl.example.org:8443")
+    assert (folder / "ward-a.tar").stat().st_mode & 0o777 == 0o600
+    with tarfile.open(folder / "ward-a.tar") as archive:
+        archive.extractall(folder, filter="data")
+    assert (folder / "ward-a" / "key").read_bytes() == files.node_key("ward-a").read_bytes()
+    assert (folder / "ward-a" / "ca.crt").read_bytes() == files.authority.read_bytes()
+    return folder / "ward-a"
+
+
+def test_a_kit_has_what_a_device_needs_and_nothing_of_others(kit: Path) -> None:
+    names = {"README", "start", "settings.env", "compose.yaml", "goldfinch.service", "key", "ca.crt"}
+    assert {path.name for path in kit.iterdir()} == names
+    assert (kit / "key").stat().st_mode & 0o777 == 0o600
+    assert len((kit / "README").read_text().splitlines()) <= 10
+    for path in kit.iterdir():
+        if path.name not in ("key", "ca.crt"):
+            assert not re.search(r"@[A-Z]+@", path.read_text()), path
+    settings = (kit / "settings.env").read_text()
+    assert "GOLDFINCH_DOMAIN=radiology-north\nGOLDFINCH_INDEX=2\nGOLDFINCH_SERVER=fl.example.org:8443\n" in settings
+
+
+def test_the_container_of_a_kit_has_the_limits_of_the_demonstration_s_devices(kit: Path) -> None:
+    service = yaml.safe_load((kit / "compose.yaml").read_text())["services"]["supernode"]
+    shipped = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    for name in ("init", "read_only", "cap_drop", "security_opt", "tmpfs", "pids_limit", "logging"):
+        assert service[name] == shipped["x-hardened"][name], name
+    assert service["healthcheck"] == shipped["x-supernode"]["healthcheck"]
+    assert service["image"] == f"goldfinch:{VERSION}"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_accepts_the_service_of_a_kit(kit: Path, tmp_path: Path) -> None:
+    text = (kit / "goldfinch.service").read_text().replace("/opt/goldfinch/docker/entrypoint.sh", "/bin/true")
+    (tmp_path / "goldfinch.service").write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "goldfinch.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "goldfinch.service" not in done.stderr, done.stderr
+
+
+def test_the_start_of_a_kit_is_a_shell_script_that_names_what_is_missing(kit: Path, tmp_path: Path) -> None:
+    subprocess.run(["sh", "-n", kit / "start"], check=True)
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    done = subprocess.run(
+        [kit / "start"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "start: run it with sudo\n")
+
+
+@pytest.mark.parametrize("server", ["", "fl.example.org", "fl.example.org:", ":8443"])
+def test_a_server_without_a_port_makes_no_kit(server: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        write_kit(tmp_path / "kit.tar", Certificates(tmp_path), "ward-a", "ward-a-0", server)
+    assert not (tmp_path / "kit.tar").exists()
+
+
+def test_a_kit_is_for_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ensure(tmp_path, [], ["ward-a", "ward-b"])
+    words = ["devices", "enrol", str(tmp_path), "--kit", str(tmp_path / "kit.tar"), "--server", "localhost:1"]
+    for devices in ([], ["--node", "ward-a", "--node", "ward-b"]):
+        assert main([*words, *devices]) == 1
+        assert "--kit is for one device" in capsys.readouterr().err

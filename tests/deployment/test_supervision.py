@@ -1,0 +1,162 @@
+"""The ClientApps of a SuperNode are supervised: programs that stand in for them, and claims that a test controls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from flwr.common.constant import Status
+from support.faults import wait_until
+from support.federation import ROOT
+
+from client.supervision import Supervisor
+
+
+@dataclass
+class Claims:
+    """Claims by token; notes which were extended."""
+
+    tasks: dict[str, SimpleNamespace] = field(default_factory=dict)
+    extended: list[int] = field(default_factory=list)
+
+    def get_task_by_token(self, token: str) -> SimpleNamespace | None:
+        return self.tasks.get(token)
+
+    def acknowledge_task_heartbeat(self, task_id: int) -> bool:
+        self.extended.append(task_id)
+        return True
+
+
+def task(status: str, running_at: str = "") -> SimpleNamespace:
+    return SimpleNamespace(task_id=7, status=SimpleNamespace(status=status), running_at=running_at)
+
+
+@dataclass
+class Apps:
+    """Starts programs as Flower's SuperExec starts ClientApps."""
+
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, token: str, *, stubborn: bool = False) -> subprocess.Popen[bytes]:
+        """Start one that sleeps, and ignores SIGTERM if it is stubborn."""
+        program = self.folder / "flwr-clientapp"
+        ready = self.folder / f"{token}.ready"
+        lines = ["import pathlib, signal, sys, time"]
+        if stubborn:
+            lines.append("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        lines += [f"pathlib.Path({str(ready)!r}).touch()", "time.sleep(120)"]
+        program.write_text("\n".join(lines))
+        process = subprocess.Popen([sys.executable, program, "--insecure", "--token", token])
+        self.started.append(process)
+        wait_until(ready.exists, "the start")
+        return process
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> Iterator[Apps]:
+    started = Apps(tmp_path)
+    yield started
+    for process in started.started:
+        process.kill()
+        process.wait()
+
+
+def test_the_claim_of_a_clientapp_that_starts_is_extended_and_it_lives(apps: Apps) -> None:
+    claims = Claims({"one": task(Status.STARTING)})
+    process = apps.start("one")
+    supervisor = Supervisor(lambda: claims, leave_seconds=0.0)
+    for _ in range(3):
+        supervisor.check()
+    assert claims.extended == [7, 7, 7]
+    assert process.poll() is None
+
+
+def test_a_clientapp_whose_token_has_expired_is_ended(apps: Apps, capsys: pytest.CaptureFixture[str]) -> None:
+    claims = Claims()
+    process = apps.start("expired")
+    patient = Supervisor(lambda: claims, leave_seconds=60.0)
+    patient.check()
+    assert process.poll() is None, "it has time to end by itself"
+    Supervisor(lambda: claims, leave_seconds=0.0).check()
+    assert process.wait(30) == -15
+    assert capsys.readouterr().err.count(f"ending ClientApp {process.pid}, whose token has expired") == 1
+
+
+def test_a_clientapp_that_ignores_sigterm_is_killed(apps: Apps, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = apps.start("stubborn", stubborn=True)
+    monkeypatch.setattr("client.supervision.TERM_SECONDS", 0.2)
+    supervisor = Supervisor(Claims, leave_seconds=0.0)
+    supervisor.check()
+    assert process.poll() is None
+    time.sleep(0.3)
+    supervisor.check()
+    assert process.wait(30) == -9
+
+
+def test_a_clientapp_that_never_starts_is_ended_so_that_another_can_start(apps: Apps) -> None:
+    claims = Claims({"one": task(Status.STARTING)})
+    process = apps.start("one")
+    Supervisor(lambda: claims, start_seconds=0.0).check()
+    assert process.wait(30) == -15
+    assert claims.extended == []
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(75, 1), (3, 0)])
+def test_a_slow_start_is_measured_and_said_once(
+    apps: Apps, capsys: pytest.CaptureFixture[str], seconds: float, times: int
+) -> None:
+    claims = Claims()
+    supervisor = Supervisor(lambda: claims)
+    for token in ("one", "two"):
+        process = apps.start(token)
+        began = datetime.fromtimestamp(psutil.Process(process.pid).create_time(), UTC) + timedelta(seconds=seconds)
+        claims.tasks[token] = task(Status.RUNNING, began.isoformat())
+        supervisor.check()
+    assert supervisor.slowest_start == pytest.approx(seconds)
+    assert capsys.readouterr().err.count("took 75 s to start") == times
+
+
+def test_other_children_and_a_supernode_without_state_are_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        Supervisor(Claims, leave_seconds=0.0).check()
+        Supervisor(lambda: None, leave_seconds=0.0).check()
+        assert process.poll() is None
+        process.kill()
+
+
+def test_everything_that_a_supernode_started_ends_with_it(tmp_path: Path) -> None:
+    """A child, a stubborn grandchild, and a resident trainer whose starter has ended."""
+    program = tmp_path / "node.py"
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)"
+    program.write_text(
+        textwrap.dedent(f"""
+        import os, subprocess, sys
+        from client.supervision import end_processes
+        stubborn = subprocess.Popen(
+            ["sh", "-c", '"$0" -c "$1; time.sleep(120)"; true', sys.executable, {stubborn!r}], stdout=subprocess.PIPE)
+        stubborn.stdout.readline()
+        orphan = [sys.executable, "-c", "import time; time.sleep(120)", "client.resident", "socket", str(os.getpid())]
+        start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
+        trainer = subprocess.run([sys.executable, "-c", start, *orphan], stdout=subprocess.PIPE, text=True).stdout
+        print(stubborn.pid, trainer, flush=True)
+        import psutil
+        processes = [psutil.Process(int(trainer)), *psutil.Process().children(recursive=True)]
+        assert len(processes) == 3, processes
+        end_processes(seconds=1.0)
+        gone, alive = psutil.wait_procs(processes, timeout=30)
+        sys.exit(len(alive))
+        """)
+    )
+    assert (
+        subprocess.run([sys.executable, program], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=120).returncode == 0
+    )
