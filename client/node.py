@@ -25,7 +25,7 @@ from client.reasons import says_private
 from client.resident.messages import Question, TrainerReply
 from common.client_state import client_stores, forget_runs
 from common.contract import CLIENTS, PINS, Contract, is_pin
-from common.data.domain import DATA_VARIABLE
+from common.data.domain import DATA_VARIABLE, forget_domains
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.models.mixed import Mixed
@@ -194,9 +194,11 @@ class Node:
     def _device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
         run = self.question.run
         key = (run, self.run_config, repr(sorted(self.configuration.items())), spec.id)
-        for other in list(_DEVICES):
-            if other[0] != run:
-                del _DEVICES[other]  # a resident trainer outlives runs; it keeps the data of one run
+        others = [other for other in _DEVICES if other[0] != run]
+        for other in others:
+            del _DEVICES[other]  # a resident trainer outlives runs; it keeps the data of one run
+        if others:
+            forget_domains()
         if key not in _DEVICES:
             _DEVICES[key] = self._new_device(settings, spec)
         _DEVICES.move_to_end(key)

@@ -264,6 +264,11 @@ def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     return found
 
 
+def forget_domains() -> None:
+    """Read domains again from now on, since their files may have changed."""
+    _load.cache_clear()
+
+
 def search_roots(source: DataSource, folders: tuple[str, ...]) -> Iterator[Path]:
     """Yield the directories that may hold the files of ``source``: the root, then the existing ``folders`` in it.
 
