@@ -101,13 +101,41 @@ def build(node: Mapping[str, Any], where: str, target: type | None = None) -> An
     """
     if target is None:
         target = class_of(node.get("_target_"), where)
-    hints = get_type_hints(target)
+    hints, defaults = get_type_hints(target), _defaults_of(target)
     values: dict[str, Any] = {}
     for name, value in node.items():
         key = str(name)
         if key != "_target_":
-            values[key] = _convert(value, hints.get(key), f"{where}.{key}")
+            values[key] = _given(defaults.get(key), value, hints.get(key), f"{where}.{key}")
     return construct(target, values, where)
+
+
+def _given(default: object, value: Any, hint: Any, where: str) -> Any:
+    """Return a field's value; of an object that is the field's default, ``value`` may give some fields alone."""
+    if not dataclasses.is_dataclass(default) or isinstance(default, type):
+        return _convert(value, hint, where)
+    if not isinstance(value, Mapping) or "_target_" in value:
+        return _convert(value, hint, where)
+    kind = type(default)
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {each.name: getattr(default, each.name) for each in dataclasses.fields(kind) if each.init}
+    for name, item in value.items():
+        key = str(name)
+        values[key] = _given(values.get(key), item, hints.get(key), f"{where}.{key}")
+    return construct(kind, values, where)
+
+
+def _defaults_of(target: type) -> dict[str, Any]:
+    """Return the defaults of a class's fields, of those that have one."""
+    defaults: dict[str, Any] = {}
+    if not dataclasses.is_dataclass(target):
+        return defaults
+    for each in dataclasses.fields(target):
+        if each.init and each.default is not dataclasses.MISSING:
+            defaults[each.name] = each.default
+        elif each.init and each.default_factory is not dataclasses.MISSING:
+            defaults[each.name] = each.default_factory()
+    return defaults
 
 
 def construct(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -164,13 +192,7 @@ def with_defaults(node: Mapping[str, Any], where: str, target: type | None = Non
     if target is None:
         named["_target_"] = node.get("_target_")
         target = class_of(named["_target_"], where)
-    defaults: dict[str, Any] = {}
-    for each in dataclasses.fields(target):
-        if each.init and each.default is not dataclasses.MISSING:
-            defaults[each.name] = each.default
-        elif each.init and each.default_factory is not dataclasses.MISSING:
-            defaults[each.name] = each.default_factory()
-    return {**named, **_over(defaults, node, target)}
+    return {**named, **_over(_defaults_of(target), node, target)}
 
 
 def _over(defaults: Mapping[str, Any], node: Mapping[str, Any], target: type) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from common import composition
 from common.choices import search
 from common.composition import Composition, changed_config, compose_config
-from common.config import checked, with_defaults
+from common.config import build, checked, with_defaults
 from common.errors import ConfigError
 from common.overrides import parse_overrides
 from common.settings import load_settings
@@ -46,6 +46,12 @@ def test_defaults_of_a_class_fill_in_what_is_not_given() -> None:
         "counts": {"b": 2},
         "unknown": 1,
     }
+
+
+def test_an_object_that_is_a_default_keeps_what_is_not_given() -> None:
+    assert build({"inner": {"low": 2.0}}, "outer", Outer).inner == Inner(low=2.0, high=3.0)
+    with pytest.raises(ConfigError, match=r"outer\.inner.*lwo"):
+        build({"inner": {"lwo": 2.0}}, "outer", Outer)
 
 
 def test_an_object_that_is_named_stays_as_it_is() -> None:
