@@ -85,6 +85,8 @@ def check_writable(folder: Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return  # the first file that is written says so
     for path in (folder, folder / EVENTS, folder / SCORES, folder / REPLIES):
         if path.exists() and not os.access(path, os.W_OK, effective_ids=True):
             raise ConfigError(

@@ -325,11 +325,13 @@ READ_ONLY = {
 }
 """Settings with a path that a run reads."""
 
+KEYS = ("name", "arguments")  # of a transform, whose name is imported under the rules of a `_target_`
 NAMES = {
     *("data.image", "data.label", "data.domain", "data.split", "data.group"),
     *("data.classes", "data.domains", "method.public.domain", "method.public.source.domains", "protocol.domain"),
     *("protocol.counts", "protocol.fractions", "protocol.leave_out", "model.name", "rounds.metric", "train.device"),
     *("model.networks", "model.others", "attack.clients"),
+    *(f"{group}.augmentation.transform.{key}" for group in ("data", "method.public.source") for key in KEYS),
 }
 """Settings with a name of something that the product, or the user's own machine, has."""
 

@@ -56,7 +56,7 @@ ANSWER = {
 }
 REGISTRATION = {
     **dict.fromkeys(("client", "domain", "samples", "class_counts", "scores", "split", "identity", "code"), PUBLIC),
-    **dict.fromkeys(("device", "versions", "validation", "files"), PUBLIC),
+    **dict.fromkeys(("device", "versions", "validation", "files", "start_seconds", "clock_ahead"), PUBLIC),
     "content": SECRET,
 }
 PAYLOAD = {"header", "weights", "prototypes", "extra"}
