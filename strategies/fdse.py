@@ -129,6 +129,7 @@ class FDSE(Averaging):
         "split": None,
         "consistency": 0.0,
         "consensus": "mean",
+        "scored": "mixture",
         "weighting": "samples",
     }
     averages: ClassVar[bool] = False
