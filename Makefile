@@ -70,7 +70,7 @@ $(STAMP): requirements.txt pyproject.toml
 	$(if $(filter .venv,$(VENV)),,test -e .venv || ln -s "$(VENV)" .venv)
 	@rm -f $(LOG)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvision)
-	$(if $(CPU_BUILD),$(PIP) $(CPU_BUILD) 2>/dev/null || echo "$(WITH_CUDA)")
+	$(if $(CPU_BUILD),$(PIP) --quiet $(CPU_BUILD) 2>/dev/null || echo "$(WITH_CUDA)")
 	$(PIP) $(REPORT) setuptools || { echo "pip could not fetch setuptools: is this machine on a network, or is pip's index set?"; exit 1; }
 	$(CHECKED)
 	$(PIP) $(REPORT) --no-build-isolation --config-settings editable_mode=compat --editable '.[$(EXTRAS)]'

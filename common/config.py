@@ -316,7 +316,7 @@ def imported(path: object, where: str, fits: Callable[[object], bool], kind: str
         ConfigError: the name is not one that may be imported for this key, or there is no such object.
     """
     if not isinstance(path, str) or "." not in path:
-        raise ConfigError(f"{where}: _target_ must be written module.Class; got {path!r}")
+        raise ConfigError(f"{where}: the name of a class must be written module.Class; got {path!r}")
     if not trusted(path, where):
         raise ConfigError(
             f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path}"

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from common.choices import choices_of
 from common.composition import compose_config, setting_keys
-from common.config import class_of, search_ranges
+from common.config import class_of, search_ranges, with_defaults
 from common.errors import ConfigError, nearest
 from common.overlays import GROUPS, leaves, printed_values
 from common.regular_files import read_small
@@ -151,6 +151,7 @@ def _explain_choice(group: str, choice: str | None) -> Explanation:
     if target is None:
         settings = [Setting(key, "", _written(value), "") for key, value in leaves(node, group)]
         return Explanation(f"{group}={choice}", _comment(group, choice), settings)
+    node = with_defaults(node, group, target)  # of a class of the user's the composition has what is written alone
     published: dict[str, Mapping[str, Any]] = {}
     if group == "method":
         for data in choices_of("data"):

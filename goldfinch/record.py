@@ -471,10 +471,12 @@ def setting_text(key: str, value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a setting's value as a short text.
+    """Return a setting's value as a short text, in the words of the command line.
 
     A number of more than six digits, which a search has drawn, has three.
     """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         text = f"{value:g}"
         if float(text) != value:

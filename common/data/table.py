@@ -90,11 +90,11 @@ class Table(OwnImages):
         return tuple(found)
 
     def _missing(self) -> str:
-        place = self.path or "a table"
-        if self.root:
-            place = f"{self.root}/{self.path}"
+        found = "data.path is not set"
+        if self.root or self.path:
+            found = f"data.path: {'/'.join(filter(None, (self.root, self.path)))} is no table"
         return (
-            f"data.path: {place} is no table; set it to a CSV or Parquet file, a folder with metadata.csv, one of "
+            f"{found}; set it to a CSV or Parquet file, a folder with metadata.csv, one of "
             "save_to_disk, or a name of the Hugging Face Hub such as flwrlabs/pacs. Folders of classes are data=folder"
         )
 

@@ -18,6 +18,7 @@ from common.errors import ConfigError
 from common.overrides import parse_overrides
 from common.settings import load_settings
 from goldfinch.cli import main
+from goldfinch.explanation import explain
 
 
 @checked
@@ -52,6 +53,21 @@ def test_an_object_that_is_a_default_keeps_what_is_not_given() -> None:
     assert build({"inner": {"low": 2.0}}, "outer", Outer).inner == Inner(low=2.0, high=3.0)
     with pytest.raises(ConfigError, match=r"outer\.inner.*lwo"):
         build({"inner": {"lwo": 2.0}}, "outer", Outer)
+
+
+def test_settings_of_a_class_of_the_user_s_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "from common.config import checked\nfrom strategies.core.method import Averaging\n@checked\n"
+        'class Tail(Averaging):\n    """A margin.\n\n    Args:\n        margin: the margin.\n    """\n'
+        "    margin: float = 0.25\n"
+    )
+    (tmp_path / "own_tail.py").write_text(source)
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "tail.yaml").write_text("_target_: own_tail.Tail\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    search(tmp_path / "conf")
+    found = {setting.key: setting.default for setting in explain("tail").settings}
+    assert found["method.margin"] == "0.25"
 
 
 def test_an_object_that_is_named_stays_as_it_is() -> None:
