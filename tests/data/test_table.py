@@ -414,7 +414,7 @@ def test_without_its_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_no_table_says_what_one_is(tmp_path: Path) -> None:
     for fields in ({}, {"path": "none/list.csv"}, {"root": str(tmp_path)}):
-        with pytest.raises(Exception, match=r"data\.path is not set; set it to a CSV or Parquet file.*data=folder"):
+        with pytest.raises(Exception, match=r"(is not set|is no table); set it to a CSV or Parquet file.*data=folder"):
             Table(**fields)  # type: ignore[arg-type]
 
 
