@@ -240,8 +240,8 @@ def capture(exchange: Exchange, watched: Watched, images: Tensor, labels: Tensor
         _restore(state, before, random)
         for _ in range(2):
             graph.replay()
-        found = [*state, *tensors_in(results[0])]
-        if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+        replayed = [*state, *tensors_in(results[0])]
+        if not all(torch.equal(one, other) for one, other in zip(replayed, expected, strict=True)):
             raise CaptureError("a replay differs from the step itself")
     except CaptureError:
         raise

@@ -80,16 +80,16 @@ class Condition:
         self._replies += 1
 
     def _run(self) -> None:
-        said = ""
+        reported = ""
         while True:
             problem = ""
             try:
                 self.write()
             except Exception as error:  # such as a full disk: the node goes on
                 problem = f"{self.path} is not written: {error}"
-                if problem != said:
+                if problem != reported:
                     print(f"goldfinch-supernode: {problem}", flush=True)
-            said = problem
+            reported = problem
             notify(f"STATUS={self.status()}")
             time.sleep(WRITE_SECONDS)
 
@@ -186,7 +186,7 @@ def certificate_days(server: str, authority: Path) -> float:
 
 
 def notify(text: str) -> None:
-    """Tell systemd, if it has started this process and wants to be told (``Type=notify``)."""
+    """Notify systemd, if it has started this process and expects notifications (``Type=notify``)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

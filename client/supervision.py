@@ -94,7 +94,7 @@ class Supervisor:
     leave_seconds: float = LEAVE_SECONDS
     slowest_start: float = 0.0
     _watched: dict[tuple[int, float], WatchedApp] = field(default_factory=dict)
-    _said_slow: bool = False
+    _reported_slow: bool = False
 
     def start(self) -> None:
         """Look at the ClientApps every :data:`POLL_SECONDS`, in a thread that ends with the process."""
@@ -108,7 +108,7 @@ class Supervisor:
             except Exception as error:  # such as another release of Flower: the SuperNode goes on
                 if not failed:
                     failed = True
-                    _say(f"ClientApps are not supervised: {error!r}")
+                    _report(f"ClientApps are not supervised: {error!r}")
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class Supervisor:
             if watched.unclaimed_since is None:
                 watched.unclaimed_since = now
             if now - watched.unclaimed_since >= self.leave_seconds:
-                _say(f"ending ClientApp {watched.process.pid}, whose token has expired")
+                _report(f"ending ClientApp {watched.process.pid}, whose token has expired")
                 self._terminate(watched, now)
             return
         created = watched.process.create_time()
@@ -142,7 +142,7 @@ class Supervisor:
             if task.running_at:
                 self._note_start(watched, datetime.fromisoformat(task.running_at).timestamp() - created)
         elif time.time() - created > self.start_seconds:
-            _say(f"ending ClientApp {watched.process.pid}, which did not start within {self.start_seconds:g} s")
+            _report(f"ending ClientApp {watched.process.pid}, which did not start within {self.start_seconds:g} s")
             self._terminate(watched, now)
         else:
             claims.acknowledge_task_heartbeat(task.task_id)
@@ -153,9 +153,9 @@ class Supervisor:
             return
         watched.began = True
         self.slowest_start = max(self.slowest_start, seconds)
-        if seconds > HEARTBEAT_DEFAULT_INTERVAL and not self._said_slow:
-            self._said_slow = True
-            _say(
+        if seconds > HEARTBEAT_DEFAULT_INTERVAL and not self._reported_slow:
+            self._reported_slow = True
+            _report(
                 f"a ClientApp took {seconds:.0f} s to start, which every message to this device takes longer; Flower "
                 f"alone would start another after {HEARTBEAT_DEFAULT_INTERVAL} s. rounds.deadline of a run must allow "
                 "for it; a faster disk, more memory or fewer programs shorten it"
@@ -201,5 +201,5 @@ def _signal(send: Callable[[], None]) -> None:
         send()
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"goldfinch-supernode: {text}", file=sys.stderr, flush=True)

@@ -58,13 +58,13 @@ def alterations() -> list[Alteration]:
         ConfigError: an entry of the file is not as it must be.
     """
     content: list[dict[str, Any]] = yaml.safe_load(read_small(FILE))
-    found = [build(node, f"{FILE.name}: {number}", Alteration) for number, node in enumerate(content, 1)]
-    return [*found, *readings_of_our_own()]
+    listed = [build(node, f"{FILE.name}: {number}", Alteration) for number, node in enumerate(content, 1)]
+    return [*listed, *readings_of_our_own()]
 
 
 def readings_of_our_own() -> list[Alteration]:
     """Return the readings in which a plain run is neither the paper's nor the released code's, method by method."""
-    found: list[Alteration] = []
+    exceptions: list[Alteration] = []
     for name, method in plain_methods().items():
         for reading in method.readings:
             if not reading.is_exception(method):
@@ -74,5 +74,5 @@ def readings_of_our_own() -> list[Alteration]:
                 if value in reading.known:
                     others.append(f"the {whose} has {reading.words(value)}")
             ours = reading.words(reading.of(method))
-            found.append(Alteration(f"{NAMES[name]}: {reading.about}", ours, "; ".join(others), "reading"))
-    return found
+            exceptions.append(Alteration(f"{NAMES[name]}: {reading.about}", ours, "; ".join(others), "reading"))
+    return exceptions

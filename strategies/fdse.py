@@ -87,7 +87,7 @@ class FDSE(Averaging):
             "score",
             released="trained",
             setting="scored",
-            says={
+            meanings={
                 "trained": "the client's model right after local training",
                 "mixture": "merged extractors with the mixed eraser",
             },
@@ -97,7 +97,7 @@ class FDSE(Averaging):
             "printed",  # second-hand
             "released",
             setting="form",
-            says={
+            meanings={
                 "printed": "squared distances for each layer and channel",
                 "released": "one running pair for all layers, with mu^2 - F^2",
                 "kl": "the same with (mu - F)^2",

@@ -59,7 +59,7 @@ class FedADG(Averaging):
             "paper",
             "released",
             setting="fidelity",
-            says={
+            meanings={
                 "paper": "the generator trains",
                 "released": "the generator never trains",
                 "released_pacs": "least-squares GANs, the code for PACS",

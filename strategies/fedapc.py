@@ -62,7 +62,7 @@ class FedAPC(Averaging):
         Point(
             "where the views come in",
             setting="reading",
-            says={
+            meanings={
                 "prototypes": "prototypes from augmented views, training as the data say",
                 "raw_training": "the same, training on the images as they are",
                 "views": "with views=augmented, every step classifies and contrasts the mean feature of several views",

@@ -83,7 +83,7 @@ class FedDGGA(Averaging):
             True,  # as another implementation's comments have it
             False,
             setting="centred",
-            says={
+            meanings={
                 "False": "step_size / C times the gap, falling by 1 - (t - 2) / R, clipped to 0 and 1",
                 "True": "the mean gap is subtracted, the step is not divided and falls by 1 - (t - 1) / R",
             },

@@ -55,7 +55,7 @@ class FedGCA(FedDyn):
             "divergence of Eq. 2",
             "bce",
             setting="form",
-            says={
+            meanings={
                 "bce": "the print, its sign over both terms, which also rewards confidence",
                 "kl": "the text's Kullback-Leibler divergence",
             },

@@ -78,7 +78,7 @@ class FedPall(SingleSet):
             "paper",
             "released",
             setting="fidelity",
-            says={
+            meanings={
                 "paper": "KL(amplifier || uniform), whose gradient saturates",
                 "released": "KL(uniform || amplifier)",
             },
@@ -88,14 +88,14 @@ class FedPall(SingleSet):
             "paper",
             "released",
             setting="fidelity",
-            says={"paper": "as they are", "released": "at unit length"},
+            meanings={"paper": "as they are", "released": "at unit length"},
         ),
         Point(
             "InfoNCE's denominator",
             "paper",
             "released",
             setting="fidelity",
-            says={
+            meanings={
                 "paper": "without the own class (Eq. 7)",
                 "released": "every class, and prototypes keep their lengths there",
             },
@@ -105,7 +105,7 @@ class FedPall(SingleSet):
             "paper",
             "released",
             setting="fidelity",
-            says={
+            meanings={
                 "paper": "one share and an independent Bernoulli mask per sample",
                 "released": "one share of two decimals, one mask of exactly mask_share ones, per client and round",
             },

@@ -51,7 +51,7 @@ class FedSR(Averaging):
             "paper",
             "released",
             setting="fidelity",
-            says={"paper": "the mean squared length", "released": "the mean length"},
+            meanings={"paper": "the mean squared length", "released": "the mean length"},
         ),
         Point("average of models", released="uniform", setting="weighting", tables={"fedgca": "samples"}),
         Point("steps of a round", released="five", ours="all batches of train.epochs; train.local_steps=5"),

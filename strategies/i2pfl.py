@@ -67,7 +67,7 @@ class I2PFL(Averaging):
             "what 0.99 multiplies",
             0.01,
             setting="smoothing",
-            says={"0.99": "the old prototypes", "0.01": "new ones"},
+            meanings={"0.99": "the old prototypes", "0.01": "new ones"},
             tables={"i2pfl": 0.99},
         ),
         Point("reduction of APA", "the sum over classes", ours="the mean over samples and dimensions"),

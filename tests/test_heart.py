@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from bench import census
 from bench.measure import ROOT, code_lines, imports_of, module_name, product
 
-MOST_LINES = 8_200
+MOST_LINES = 8_210
 """The most lines of code of the heart."""
 
 MOST_MODULES, MOST_NAMES = 30, 120

@@ -87,7 +87,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     clients: dict[str, list[ClientSpec]] = {}
     for client in protocol.clients(data):
         clients.setdefault(client.domain, []).append(client)
-    found: list[str] = []
+    lines: list[str] = []
     for name, of_domain in clients.items():
         domain = data.load(name)
         try:
@@ -102,10 +102,10 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
         lost = sorted(set(labels.tolist()) - set(labels[held].tolist()))
         if lost:
             text += f" (all of {some_of([str(data.class_names[label]) for label in lost])})"
-        found.append(text)
-    if not found:
+        lines.append(text)
+    if not lines:
         return ""
-    return f"training images that no client holds, by this protocol: {'; '.join(found)}"
+    return f"training images that no client holds, by this protocol: {'; '.join(lines)}"
 
 
 def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:

@@ -90,11 +90,11 @@ class Table(OwnImages):
         return tuple(found)
 
     def _missing(self) -> str:
-        found = "data.path is not set"
+        problem = "data.path is not set"
         if self.root or self.path:
-            found = f"data.path: {'/'.join(filter(None, (self.root, self.path)))} is no table"
+            problem = f"data.path: {'/'.join(filter(None, (self.root, self.path)))} is no table"
         return (
-            f"{found}; set it to a CSV or Parquet file, a folder with metadata.csv, one of "
+            f"{problem}; set it to a CSV or Parquet file, a folder with metadata.csv, one of "
             "save_to_disk, or a name of the Hugging Face Hub such as flwrlabs/pacs. Folders of classes are data=folder"
         )
 

@@ -80,7 +80,7 @@ NONE = "none"
 """What says that no column holds the domains, or the splits."""
 
 MAX_LOOKED = 2**16
-"""Characters of a text file, and cells of a column, that tell what they are."""
+"""Characters of a text file, and cells of a column, by which they are recognised."""
 
 MAX_VALUES, MAX_NUMBERS = 10_000, 10
 """Different values of a column that are counted; whole numbers that may be of folds."""
@@ -147,7 +147,7 @@ class Cells:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers, or yes and no, which may count, measure, or tell anything."""
+        """Whether all values are numbers, or yes and no, which may be counts, measurements or labels."""
         return all(re.fullmatch(r"[-+]?\d*\.?\d+", name_key(value)) or self.is_yes_or_no for value in self.counts)
 
     @property
@@ -293,7 +293,7 @@ def _named(path: Path) -> tuple[str, str]:
 
 
 def sites_in(folder: Path) -> tuple[str, ...]:
-    """Return the domains that the names of the Parquet files in a folder tell; none if they are one table.
+    """Return the domains by the names of the Parquet files in a folder; none if they are one table.
 
     Raises:
         DataError: the names differ in numbers alone, which may be of domains or of shards.
@@ -840,7 +840,7 @@ def _with_few_values(
     asked: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:
-    """Return the columns with the one of domains: the only one of few words for many rows that tells no labels."""
+    """Return the columns with that of domains: the only one of few words for many rows, other than the labels."""
     sites: list[str] = []
     if domains is not None and not asked.domain:
         sites = [
@@ -848,12 +848,12 @@ def _with_few_values(
         ]
     words = [name for name in sites if not left[name].is_number]
     if words:
-        told = {name: set[tuple[str, str]]() for name in words}
+        pairs = {name: set[tuple[str, str]]() for name in words}
         for part in parts:
             for cells, _, _ in _cell_batches(part, [*words, columns.label], {}):
                 for name in words:
-                    told[name].update(zip(cells[name], cells[columns.label], strict=True))
-        words = [name for name in words if len(told[name]) > len(left[name].counts)]  # others are like the labels
+                    pairs[name].update(zip(cells[name], cells[columns.label], strict=True))
+        words = [name for name in words if len(pairs[name]) > len(left[name].counts)]  # others are like the labels
     folds: list[str] = []
     if not asked.split:
         for name, held in left.items():

@@ -264,8 +264,8 @@ def _answers(place: Path | str, request: Mapping[str, object]) -> Iterator[tuple
 def _end_of(place: Path | str, status: int, problems: IO[bytes]) -> str:
     """Return what is said of a process that ended before its answer did."""
     problems.seek(max(0, problems.seek(0, os.SEEK_END) - 2000))
-    said = problems.read().decode(errors="replace").split()
-    text = printable(" ".join(said))[-200:]
+    words = problems.read().decode(errors="replace").split()
+    text = printable(" ".join(words))[-200:]
     return (
         f"table: {place} cannot be decoded: the process that may use {size(MEMORY)} of memory for it ended with status "
         f"{status} ({text}); if the file is not damaged, {REMEDY}"

@@ -50,22 +50,22 @@ class Transform:
     @cached_property
     def module(self) -> nn.Module:
         """The module that changes an image."""
-        found = imported(self.name, TRANSFORM, _is_module)
-        if isinstance(found, nn.Module):
-            return found
-        assert isinstance(found, type)
-        module = found(**self.arguments)
+        named = imported(self.name, TRANSFORM, _is_module)
+        if isinstance(named, nn.Module):
+            return named
+        assert isinstance(named, type)
+        module = named(**self.arguments)
         assert isinstance(module, nn.Module)
         return module
 
     def _check(self, where: str) -> None:
-        found = imported(self.name, where, _is_module)
-        if not _is_module(found):
+        named = imported(self.name, where, _is_module)
+        if not _is_module(named):
             raise ConfigError(
                 f"{where}: {self.name} must be a class derived from torch.nn.Module, or an object of one, which takes "
-                f"an image and returns it changed; it is a {type(found).__name__}"
+                f"an image and returns it changed; it is a {type(named).__name__}"
             )
-        if isinstance(found, nn.Module) and self.arguments:
+        if isinstance(named, nn.Module) and self.arguments:
             raise ConfigError(
                 f"{where}: {self.name} is an object and takes no arguments; leave out {', '.join(self.arguments)}, or "
                 "name a class"
@@ -129,5 +129,5 @@ class Transform:
             ) from error
 
 
-def _is_module(found: object) -> bool:
-    return isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module))
+def _is_module(named: object) -> bool:
+    return isinstance(named, nn.Module) or (isinstance(named, type) and issubclass(named, nn.Module))

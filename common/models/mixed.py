@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import yaml
 from torch import nn
 
 from common.choices import CONF
 from common.config import Count, build, check, checked, construct
-from common.errors import ConfigError, nearest
+from common.errors import nearest
 from common.models.base import Model, initialised
 from common.models.specs import ModelSpec
 from common.regular_files import read_small
@@ -82,25 +82,6 @@ class Mixed(ModelSpec):
         """
         values = {"others": self.others, "features": self.features, "networks": {**self.networks, domain: chosen}}
         return construct(Mixed, values, "model")
-
-    def check_exchanges_none(self, method: Any, image_size: int) -> None:
-        """Refuse a method that exchanges weights.
-
-        Args:
-            method: a ``strategies.core.method.Method``, a class that this package cannot import.
-            image_size: side of the images in pixels.
-
-        Raises:
-            ConfigError: the method does; the message names the command that lists methods that exchange none.
-        """
-        model = self.build(2, image_size, 0)  # names depend neither on classes, nor on clients, nor on the seed
-        shared = method.shared_names(method.extend(model, 2, 0))
-        if shared:
-            raise ConfigError(
-                f"model=by_domain: method={method.name} exchanges {len(shared)} tensors of the model, which clients "
-                "with different networks do not have in common. Choose a method that exchanges none: goldfinch list "
-                "by_domain names them"
-            )
 
     def name_of(self, domain: str) -> str:
         """Return the name of a domain's network, for people."""

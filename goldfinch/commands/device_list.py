@@ -19,6 +19,7 @@ from common.gauges import gauge
 from common.storage import write_text
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.contributions import Contribution, contributions, time_text
+from goldfinch.results.sheets import Sheet
 from server.admission.enrolment import Enrolment
 
 NO_DATE = "N/A"
@@ -73,14 +74,18 @@ def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tupl
         nodes = enrolment.nodes()
     except EngineError as error:
         problem = str(error)
-    found = []
+    listed = []
     for name in enrolment.known:
-        found.append(_known_device(name, enrolment.enrolled(name), nodes, now, asked=not problem))
+        listed.append(_known_device(name, enrolment.enrolled(name), nodes, now, asked=not problem))
     for name, (client, when) in enrolment.dismissed.items():
-        found.append(ListedDevice(name, client, "dismissed", dismissed=when))
+        listed.append(ListedDevice(name, client, "dismissed", dismissed=when))
+    successors = {device.client for device in listed if device.dismissed is None}
     with_contributions = []
-    for device in found:
-        with_contributions.append(replace(device, contribution=by_client.get(device.client, NOTHING)))
+    for device in listed:
+        contribution = by_client.get(device.client, NOTHING)
+        if device.dismissed is not None and device.client in successors:
+            contribution = NOTHING  # another device is this client now, and records name clients
+        with_contributions.append(replace(device, contribution=contribution))
     return with_contributions, problem
 
 
@@ -128,18 +133,19 @@ def list_devices(
         GoldfinchError: the folder holds no devices, or a run cannot be read.
     """
     now = time.time()
-    found, problem = devices(enrolment, find_runs(runs, finished=False), now)
-    if not found:
+    listed, problem = devices(enrolment, find_runs(runs, finished=False), now)
+    if not listed:
         raise ConfigError(f"{enrolment.folder / 'nodes'} holds no devices; make keys: goldfinch devices certificates")
     days = enrolment.certificate_days
     if metrics is not None:
-        write_text(metrics, _metrics(found, days, now))
+        write_text(metrics, _metrics(listed, days, now))
     if problem:
         print(f"contact is not known: {problem}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"certificate_days": days, "devices": [device.as_row() for device in found]}, indent=2))
+        print(json.dumps({"certificate_days": days, "devices": [device.as_row() for device in listed]}, indent=2))
         return
-    print("\n".join(_table([_cells(device) for device in found])))
+    rows = [_cells(device) for device in listed]
+    Sheet("", list(rows[0]), [list(row.values()) for row in rows]).show()
     if days is not None:
         print(f"\nthe server's certificate ends in {days} days")
 
@@ -159,15 +165,7 @@ def _cells(device: ListedDevice) -> dict[str, str]:
     }
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return rows of equal columns as aligned lines below a line of names."""
-    names = list(rows[0])
-    lines = [dict(zip(names, names, strict=True)), *rows]
-    widths = {name: max(len(line[name]) for line in lines) for name in names}
-    return ["  ".join(f"{line[name]:{widths[name]}}" for name in names).rstrip() for line in lines]
-
-
-def _metrics(found: Sequence[ListedDevice], days: int | None, now: float) -> str:
+def _metrics(listed: Sequence[ListedDevice], days: int | None, now: float) -> str:
     """Return what a monitor reads of the devices that were not dismissed."""
     lines = gauge("written_timestamp_seconds", "When this file was written.", {"": now})
     lines += gauge("certificate_days", "Days until the server's certificate ends.", {"": days})
@@ -195,6 +193,6 @@ def _metrics(found: Sequence[ListedDevice], days: int | None, now: float) -> str
         ),
     ]
     for name, meaning, value in columns:
-        values = {device.name: value(device) for device in found if device.dismissed is None}
+        values = {device.name: value(device) for device in listed if device.dismissed is None}
         lines += gauge(f"device_{name}", meaning, values, "device")
     return "\n".join(lines) + "\n"

@@ -101,18 +101,18 @@ def _gaussian(rows: int, chosen: int) -> list[int]:
     if chosen in (0, rows):
         return [1]
     without = [0] * chosen + _gaussian(rows - 1, chosen)
-    found = without
+    coefficients = without
     for power, count in enumerate(_gaussian(rows - 1, chosen - 1)):
-        found[power] += count
-    return found
+        coefficients[power] += count
+    return coefficients
 
 
 def _product(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    found = [0] * (len(one) + len(other) - 1)
+    product = [0] * (len(one) + len(other) - 1)
     for place, first in enumerate(one):
         for power, second in enumerate(other):
-            found[place + power] += first * second
-    return found
+            product[place + power] += first * second
+    return product
 
 
 def percent(chance: float) -> str:

@@ -53,16 +53,16 @@ class Contribution:
 
 def contributions(runs: Iterable[RunRecord]) -> dict[str, Contribution]:
     """Return what each client has contributed to ``runs``, by client."""
-    found: dict[str, Contribution] = {}
+    by_client: dict[str, Contribution] = {}
     for run in sorted(runs, key=_began):
         for client, entry in run.facts.registrations.items():
-            found[client] = _registered(found.get(client, Contribution()), entry)
+            by_client[client] = _registered(by_client.get(client, Contribution()), entry)
         for client, rounds in _rounds_by_client(run).items():
-            found[client] = _replied(found.get(client, Contribution()), rounds, run.folder.name)
+            by_client[client] = _replied(by_client.get(client, Contribution()), rounds, run.folder.name)
         for client, epsilons in _epsilons(run).items():
             epsilon, left = epsilons
-            found[client] = replace(found.get(client, Contribution()), epsilon=epsilon, epsilon_left=left)
-    return dict(sorted(found.items()))
+            by_client[client] = replace(by_client.get(client, Contribution()), epsilon=epsilon, epsilon_left=left)
+    return dict(sorted(by_client.items()))
 
 
 def is_deployed(run: RunRecord) -> bool:
@@ -122,11 +122,11 @@ def _epsilons(run: RunRecord) -> dict[str, tuple[float | None, float | None]]:
     for entry in reversed(run.events):
         if "privacy" not in entry:
             continue
-        found: dict[str, tuple[float | None, float | None]] = {}
+        by_client: dict[str, tuple[float | None, float | None]] = {}
         for client, epsilon in entry["privacy"]["epsilon"].items():
             left = None
             if epsilon is not None and limit is not None:
                 left = max(0.0, float(limit) - epsilon)
-            found[client] = (epsilon, left)
-        return found
+            by_client[client] = (epsilon, left)
+        return by_client
     return {}

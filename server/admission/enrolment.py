@@ -140,12 +140,12 @@ class Enrolment:
     @property
     def dismissed(self) -> dict[str, tuple[str, float]]:
         """The devices that were dismissed: client, and when, in seconds since 1970, by name."""
-        found = {}
+        devices = {}
         for path in sorted(self.folder.glob(f"nodes/*{DISMISSED}")):
             words = path.read_text().split()
             if len(words) == DISMISSED_WORDS:
-                found[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
-        return found
+                devices[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
+        return devices
 
     def write_kit(self, name: str, path: Path, server: str) -> None:
         """Write the start-up kit of an enrolled device; see :func:`server.admission.kit.write_kit`.

@@ -316,13 +316,13 @@ def start_run(
     printed = _call(command, environment, folder)
     answer = answer_in(printed, NO_JSON)
     if "run-id" not in answer:
-        said = str(answer.get("error-message") or printed.strip())
-        if NOT_REACHED in said:
+        message = str(answer.get("error-message") or printed.strip())
+        if NOT_REACHED in message:
             raise EngineError(
                 "the SuperLink was not reached, or took longer than Flower's 30 s to take the run, as by a slow link. "
                 "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
             )
-        raise EngineError(f"flwr run was refused: {said}")
+        raise EngineError(f"flwr run was refused: {message}")
     return SubmittedRun(str(answer["run-id"]), target, environment, folder)
 
 

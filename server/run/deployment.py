@@ -52,13 +52,13 @@ class ExchangePatience:
     def __init__(self, deadline: float | None, event: Callable[..., Any]) -> None:
         self.deadline, self.event = deadline, event
         self._took: list[float] = []
-        self._said = False
+        self._reported = False
 
     def seconds(self, number: int) -> float:
         """Return the seconds that an exchange of round ``number`` may take; report once that they are derived."""
         seconds = exchange_seconds(self.deadline, self._took)
-        if self.deadline is None and len(self._took) >= EXCHANGES and not self._said:
-            self._said = True
+        if self.deadline is None and len(self._took) >= EXCHANGES and not self._reported:
+            self._reported = True
             self.event("deadline derived", round=number, seconds=round(seconds, 1))
         return seconds
 

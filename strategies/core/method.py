@@ -152,7 +152,18 @@ class Method:
                 f"{' '.join(altering.values())}, or choose a method that keeps no such correction (fedavg, fpl ...)"
             )
         if isinstance(settings.model, Mixed):
-            settings.model.check_exchanges_none(self, settings.data.image_size)
+            self._check_exchanges_none(settings.model, settings.data.image_size)
+
+    def _check_exchanges_none(self, networks: Mixed, image_size: int) -> None:
+        """Refuse networks that differ between clients if the method exchanges weights."""
+        model = networks.build(2, image_size, 0)  # names depend neither on classes, nor on clients, nor on the seed
+        shared = self.shared_names(self.extend(model, 2, 0))
+        if shared:
+            raise ConfigError(
+                f"model=by_domain: method={self.name} exchanges {len(shared)} tensors of the model, which clients "
+                "with different networks do not have in common. Choose a method that exchanges none: goldfinch list "
+                "by_domain names them"
+            )
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 

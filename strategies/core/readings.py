@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Said = str | float | bool | None
+OptionValue = str | float | bool | None
 
 NOT_KNOWN = "-"
-"""What a paper or a release has that does not say, could not be read, or does not exist."""
+"""The value of a paper or a release that is silent, could not be read, or does not exist."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +23,33 @@ class Point:
         about: what is read, in a few words; unique in its method.
         paper: the paper's, or :data:`NOT_KNOWN`.
         released: that of the authors' released code, or :data:`NOT_KNOWN`.
-        ours: a plain run's: ``paper``, ``released``, or what it does instead; empty if ``setting`` says.
+        ours: a plain run's: ``paper``, ``released``, or what it does instead; empty if ``setting`` has it.
         setting: the option of the method whose values the three are; a plain run has its default.
-        says: what values of ``setting`` do at this point.
+        meanings: what values of ``setting`` do at this point.
         tables: values in the rows of papers' tables that are not those of :meth:`printed`, by table or paper.
     """
 
     about: str
-    paper: Said = NOT_KNOWN
-    released: Said = NOT_KNOWN
+    paper: OptionValue = NOT_KNOWN
+    released: OptionValue = NOT_KNOWN
     ours: str = ""
     setting: str = ""
-    says: Mapping[str, str] = field(default_factory=dict)
-    tables: Mapping[str, Said] = field(default_factory=dict)
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, OptionValue] = field(default_factory=dict)
 
     @property
-    def known(self) -> tuple[Said, ...]:
+    def known(self) -> tuple[OptionValue, ...]:
         """What is known of paper and release."""
         return tuple(value for value in (self.paper, self.released) if value != NOT_KNOWN)
 
-    def of(self, method: object) -> Said:
+    def of(self, method: object) -> OptionValue:
         """Return what a method with its options does: the option's value, or a plain run's words."""
         if self.setting:
-            found: Said = getattr(method, self.setting)
-            return found
+            value: OptionValue = getattr(method, self.setting)
+            return value
         return {"paper": self.paper, "released": self.released}.get(self.ours, self.ours)
 
-    def printed(self, table: str, table_paper: str, own_paper: bool, plain: object) -> Said:
+    def printed(self, table: str, table_paper: str, own_paper: bool, plain: object) -> OptionValue:
         """Return what a printed row of a table has.
 
         Args:
@@ -69,7 +69,7 @@ class Point:
         """Return whether paper or code are known and the method has neither."""
         return bool(self.known) and self.of(method) not in self.known
 
-    def words(self, chosen: Said) -> str:
+    def words(self, chosen: OptionValue) -> str:
         """Return a value as it is printed: ``setting=value`` and what it does, or the words themselves."""
         if chosen == NOT_KNOWN or not self.setting:
             return str(chosen)
@@ -78,7 +78,7 @@ class Point:
             written = "null"
         if isinstance(chosen, bool):
             written = str(chosen).lower()
-        meaning = self.says.get(str(chosen), "")
+        meaning = self.meanings.get(str(chosen), "")
         if meaning:
             return f"{self.setting}={written}: {meaning}"
         return f"{self.setting}={written}"

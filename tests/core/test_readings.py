@@ -54,7 +54,7 @@ def test_a_reading_of_an_option_has_values_that_the_option_takes() -> None:
             if value != NOT_KNOWN:
                 assert getattr(made(name, **{reading.setting: value}), reading.setting) == value
         spelled = {str(value) for value in (reading.paper, reading.released, getattr(method, reading.setting))}
-        assert not reading.says or spelled - {NOT_KNOWN} <= set(reading.says)
+        assert not reading.meanings or spelled - {NOT_KNOWN} <= set(reading.meanings)
 
 
 @pytest.mark.parametrize("fidelity", ["released", "paper"])
