@@ -47,6 +47,10 @@ TERM_SECONDS = 3.0
 """Time between SIGTERM and SIGKILL."""
 
 
+KILL_SECONDS = 2.0
+"""Time to wait until killed processes have gone."""
+
+
 class Claims(Protocol):
     """The part of Flower's node state that is used here."""
 
@@ -183,6 +187,7 @@ def end_processes(seconds: float = TERM_SECONDS) -> None:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     for process in alive:
         _signal(process.kill)
+    psutil.wait_procs(alive, timeout=KILL_SECONDS)
 
 
 def _client_apps() -> Iterator[tuple[tuple[int, float], WatchedApp]]:
