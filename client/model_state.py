@@ -29,6 +29,8 @@ class ModelState:
         self._tensors: dict[str, Tensor] = {}
         self._places: list[Place] = []
         self._kinds: dict[str, list[str]] = {}
+        self._modules: list[nn.Module] = []
+        self._parameters: list[tuple[str, nn.Parameter]] = []
         self._read()
         self.initial = self.copy()
 
@@ -40,6 +42,32 @@ class ModelState:
         if not known:
             self._read()
         return self._tensors
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the model's parameters with their names, as ``named_parameters`` does."""
+        self.tensors()
+        return self._parameters
+
+    def begin_training(self) -> None:
+        """Set training mode, and what :meth:`clear_gradients` sets."""
+        self.set_training_mode()
+        self.clear_gradients()
+
+    def set_training_mode(self) -> None:
+        """Set training mode as ``model.train()`` does, which is called if a module is not in training mode."""
+        if not all(module.training for module in self._modules):
+            self.model.train()
+
+    def clear_gradients(self) -> None:
+        """Let every parameter that is not frozen for good have a gradient, and remove those that there are."""
+        for _, parameter in self.parameters():
+            parameter.grad = None
+        self.allow_gradients()
+
+    def allow_gradients(self) -> None:
+        """Let parameters have gradients as ``model.requires_grad_()`` does, which is called if one may not."""
+        if not all(parameter.requires_grad for _, parameter in self._parameters):
+            self.model.requires_grad_(True)
 
     def copy(self) -> dict[str, Tensor]:
         """Return a copy of the model's tensors by name."""
@@ -66,6 +94,8 @@ class ModelState:
     def _read(self) -> None:
         self._tensors = dict(self.model.state_dict())
         self._places = list(_places(self.model))
+        self._modules = list(self.model.modules())
+        self._parameters = list(self.model.named_parameters())
         self._kinds = {}
         for name, tensor in self._tensors.items():
             self._kinds.setdefault(str(tensor.dtype), []).append(name)
