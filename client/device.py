@@ -310,7 +310,7 @@ class Device:
         for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
             if name not in state.shared:
                 own_part[name] = tensor
-        state.begin_training()  # an earlier client of this thread may have failed half-way
+        state.reset()  # an earlier client of this thread may have failed half-way
         try:
             state.install({**state.initial, **own_part, **weights})
         except RuntimeError as error:

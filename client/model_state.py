@@ -43,31 +43,22 @@ class ModelState:
             self._read()
         return self._tensors
 
-    def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the model's parameters with their names, as ``named_parameters`` does."""
+    def reset(self) -> list[tuple[str, nn.Parameter]]:
+        """Set training mode, remove the gradients, and let every parameter that is not frozen for good have one.
+
+        The model's own ``train`` and ``requires_grad_``, which walk every module, are called where something differs.
+
+        Returns:
+            The parameters with their names, as ``named_parameters`` has them.
+        """
         self.tensors()
-        return self._parameters
-
-    def begin_training(self) -> None:
-        """Set training mode, and what :meth:`clear_gradients` sets."""
-        self.set_training_mode()
-        self.clear_gradients()
-
-    def set_training_mode(self) -> None:
-        """Set training mode as ``model.train()`` does, which is called if a module is not in training mode."""
         if not all(module.training for module in self._modules):
             self.model.train()
-
-    def clear_gradients(self) -> None:
-        """Let every parameter that is not frozen for good have a gradient, and remove those that there are."""
-        for _, parameter in self.parameters():
+        for _, parameter in self._parameters:
             parameter.grad = None
-        self.allow_gradients()
-
-    def allow_gradients(self) -> None:
-        """Let parameters have gradients as ``model.requires_grad_()`` does, which is called if one may not."""
         if not all(parameter.requires_grad for _, parameter in self._parameters):
             self.model.requires_grad_(True)
+        return self._parameters
 
     def copy(self) -> dict[str, Tensor]:
         """Return a copy of the model's tensors by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 
-@dataclass
+@dataclass(init=False)
 class SGD:
     """``torch.optim.SGD(parameters, lr, momentum, weight_decay=..., foreach=True)`` without what it loads.
 
@@ -25,14 +25,14 @@ class SGD:
     """
 
     param_groups: list[dict[str, Any]]
-    buffers: list[Tensor | None] = field(default_factory=list)
+    buffers: list[Tensor | None]
 
-    @classmethod
-    def of(cls, parameters: Iterable[nn.Parameter], rate: float, momentum: float, weight_decay: float) -> SGD:
-        """Return an optimiser of ``parameters`` that has taken no step."""
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
         params = list(parameters)
-        group = {"params": params, "lr": rate, "momentum": momentum, "weight_decay": weight_decay}
-        return cls([group], [None] * len(params))
+        self.param_groups = [{"params": params, "lr": lr, "momentum": momentum, "weight_decay": weight_decay}]
+        self.buffers = [None] * len(params)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, or set them to zero."""

@@ -115,7 +115,7 @@ class LocalExchange:
         self.views: int = 1 + settings.views.count
         self.phase = 0
         self.batch = 0
-        self.optimizer: Optimizer = SGD.of([], 1.0, 0.0, 0.0)
+        self.optimizer: Optimizer = SGD([], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
         self._keeps_single: bool | None = None
@@ -195,7 +195,7 @@ class LocalExchange:
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         if self.train.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-        return SGD.of(parameters, rate, self.train.momentum, decay)
+        return SGD(parameters, rate, self.train.momentum, decay)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return random numbers keyed by (seed, purpose, round, client)."""
@@ -284,7 +284,7 @@ class LocalExchange:
                     sums = ClassSums(self.class_count, self.feature_size, self.device)
                 totals, taken = self._epoch(epochs, sums)
                 steps += taken
-        self.state.allow_gradients()
+        self.model.requires_grad_(True)
         losses = {name: float(total) / max(taken, 1) for name, total in totals.items()}  # of the last epoch
         return Trained(self._prototypes(sums), steps, losses)
 
@@ -292,15 +292,13 @@ class LocalExchange:
         """Freeze the parameters that this phase does not train, and make a new optimiser."""
         frozen = bool(getattr(self.model, "frozen", False))
         trained: list[nn.Parameter] = []
-        for name, parameter in self.state.parameters():
+        for name, parameter in self.state.reset():
             chosen = phase.trainable is None or phase.trainable(name)
             chosen = chosen and not (frozen and name.startswith("backbone."))
             if chosen != parameter.requires_grad:
                 parameter.requires_grad_(chosen)
-            parameter.grad = None
             if chosen:
                 trained.append(parameter)
-        self.state.set_training_mode()
         if not trained:
             raise ConfigError(
                 f"model.freeze=backbone leaves {self.method.name} nothing to train in phase {self.phase + 1} of a "

@@ -38,7 +38,7 @@ def nets() -> tuple[nn.Module, nn.Module]:
 @pytest.mark.parametrize("decay", [0.0, 1e-2])
 def test_the_bits_are_those_of_pytorchs_optimiser(momentum: float, decay: float) -> None:
     ours, theirs = nets()
-    mine = SGD.of(ours.parameters(), 0.1, momentum, decay)
+    mine = SGD(ours.parameters(), 0.1, momentum, decay)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay, foreach=True)
     draws = generator(0, "steps")
     for step in range(4):
@@ -59,7 +59,7 @@ def test_the_bits_are_those_of_pytorchs_optimiser(momentum: float, decay: float)
 
 def test_gradients_are_removed_or_set_to_zero() -> None:
     net, _ = nets()
-    optimizer = SGD.of(net.parameters(), 0.1, 0.0, 0.0)
+    optimizer = SGD(net.parameters(), lr=0.1)
     first = next(net.parameters())
     first.grad = torch.ones_like(first)
     optimizer.zero_grad(set_to_none=False)
