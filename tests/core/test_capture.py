@@ -353,7 +353,7 @@ def test_a_replay_that_computes_something_else_is_found(
     assert steps[0].reason == "a replay differs from the step itself"
 
 
-@pytest.mark.parametrize("method", ["fpl", "scaffold"])
+@pytest.mark.parametrize("method", ["fpl", pytest.param("scaffold", marks=pytest.mark.long)])
 def test_clients_side_by_side_compute_the_same(method: str, steps: list[CapturedSteps], tmp_path: Path) -> None:
     _, alone = both(toy(method), tmp_path / "alone")
     plain, captured = both(toy(method, engine={"workers": 3}), tmp_path / "beside")
