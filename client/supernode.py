@@ -67,7 +67,7 @@ def main() -> None:
         flower_supernode()
     except Exception:
         traceback.print_exc()
-    print("goldfinch-supernode: the SuperNode failed and ends; start it again", file=sys.stderr, flush=True)
+    print("goldfinch-supernode: the SuperNode failed, see above, and ends; start it again", file=sys.stderr, flush=True)
     end_processes()
     os._exit(FAILED)
 
