@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from support.checkouts import copied, goldfinch, replaced
-from support.faults import node_log, wait_until
+from support.faults import events, node_log
 from support.scripts import ROOT
 
 from common.errors import EngineError
@@ -118,15 +118,14 @@ def test_a_device_that_brings_its_own_code_is_refused_and_both_are_told(change: 
     assert [line["status"] for line in RunRecord(tmp_path / "run").replies] == ["trained", "scored"]
 
 
-def test_a_device_with_an_old_flower_ends_and_says_which_releases_differ(tmp_path: Path) -> None:
+def test_a_device_with_another_release_of_flower_takes_part_and_the_record_names_it(tmp_path: Path) -> None:
+    """The pinned SuperLink compares releases, but refuses no device for another one, and says nothing."""
     first = tmp_path / "first"
     first.mkdir()
-    with LocalDeployment(tmp_path / "deployment", {"sketch-0": {"domain": "sketch"}}) as deployment:
-        deployment.children["sketch-0"].stop()
-        (first / "sitecustomize.py").write_text(OLD_FLOWER)
-        with patch.dict(os.environ, PYTHONPATH=f"{first}{os.pathsep}{ROOT}"):
-            node = deployment.start_node("sketch-0").process
-        wait_until(lambda: node.poll() is not None, "the end of the node", 120)
-        log = node_log(deployment, "sketch-0")
-        print(log[-1500:])
-        assert "1.20.0" in log
+    (first / "sitecustomize.py").write_text(OLD_FLOWER)
+    with OtherNodes(tmp_path / "deployment", {"sketch-0": {"domain": "sketch"}}, modules=(first,)) as deployment:
+        deployment.run(load_settings(run_words(tmp_path / "run")))
+        assert "ncompatib" not in node_log(deployment, "sketch-0")
+    (registered,) = events(tmp_path / "run", "registered")
+    assert registered["versions"]["flwr"] == "1.20.0"
+    assert [line["status"] for line in RunRecord(tmp_path / "run").replies] == ["trained", "scored"]

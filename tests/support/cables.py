@@ -86,19 +86,19 @@ class SlowCable(Cable):
 
     def __init__(self, target: str, rate: float = inf, latency: float = 0.0) -> None:
         self.rate, self.latency = rate, latency
-        self._up, self._down = threading.Lock(), threading.Lock()
+        self._turn, self._free_at = threading.Lock(), {"up": 0.0, "down": 0.0}
         super().__init__(target)
 
     def _forward(self, near: socket.socket) -> None:
         with near, contextlib.suppress(OSError), socket.create_connection(self.target) as far:
             self._open |= {near, far}
-            down = threading.Thread(target=self._carry, args=(far, near, self._down), daemon=True)
+            down = threading.Thread(target=self._carry, args=(far, near, "down"), daemon=True)
             down.start()
-            self._carry(near, far, self._up)
+            self._carry(near, far, "up")
             down.join()
             self._open -= {near, far}
 
-    def _carry(self, source: socket.socket, target: socket.socket, turn: threading.Lock) -> None:
+    def _carry(self, source: socket.socket, target: socket.socket, way: str) -> None:
         """Pass on what comes from ``source``, until its end."""
         under_way: queue.Queue[tuple[float, bytes]] = queue.Queue()
         arrival = threading.Thread(target=self._arrive, args=(under_way, target), daemon=True)
@@ -108,9 +108,11 @@ class SlowCable(Cable):
             content = b""
             with contextlib.suppress(OSError):
                 content = source.recv(1024)
-            with turn:
-                time.sleep(len(content) / self.rate)
-            under_way.put((time.monotonic() + self.latency, content))
+            with self._turn:
+                passed = max(time.monotonic(), self._free_at[way]) + len(content) / self.rate
+                self._free_at[way] = passed
+            under_way.put((passed + self.latency, content))
+            time.sleep(max(0.0, passed - time.monotonic()))
         arrival.join()
 
     def _arrive(self, under_way: queue.Queue[tuple[float, bytes]], target: socket.socket) -> None:
