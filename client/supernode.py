@@ -41,7 +41,7 @@ CONNECTION = "flwr.supernode.fleet_http_connection"
 METRICS = "--metrics"
 """Goldfinch's own option."""
 
-ANSWER_SECONDS, SLOWEST_LINK = 30.0, 2000.0
+ANSWER_SECONDS, SLOWEST_LINK = 30.0, 1000.0
 """Seconds that a call has, as in Flower, and the bytes a second for which it has more, by its size."""
 
 

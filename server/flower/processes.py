@@ -211,15 +211,16 @@ def _check_certificate(path: Path, arguments: Sequence[str]) -> None:
     Raises:
         NotTrustedError: it is not accepted.
     """
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
-    name = entries.get("default")
-    for word in arguments:
-        if isinstance(entries.get(word), dict):
-            name = word
-    entry = entries.get(name, {})
-    host, _, port = entry.get("address", "").rpartition(":")
+    address = ""
     try:
-        context = ssl.create_default_context(cafile=entry.get("root-certificates"))
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"]
+        name = entries.get("default")
+        for word in arguments:
+            if isinstance(entries.get(word), dict):
+                name = word
+        address = entries[name]["address"]
+        host, _, port = address.rpartition(":")
+        context = ssl.create_default_context(cafile=entries[name].get("root-certificates"))
         with socket.create_connection((host, int(port)), CONNECT_SECONDS) as plain:
             context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
     except ssl.SSLCertVerificationError as error:
@@ -230,10 +231,9 @@ def _check_certificate(path: Path, arguments: Sequence[str]) -> None:
                 "resume=true continues it. If the certificate is valid, set this machine's clock"
             )
         raise NotTrustedError(
-            f"the SuperLink at {entry['address']} answers, but its certificate is not accepted: "
-            f"{error.verify_message}; {remedy}"
+            f"the SuperLink at {address} answers, but its certificate is not accepted: {error.verify_message}; {remedy}"
         ) from error
-    except (OSError, ValueError):  # none answers, or one without TLS: Flower's own message is right
+    except (OSError, ValueError, KeyError):  # none answers, or one without TLS: Flower's own message is right
         return
 
 
