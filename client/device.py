@@ -18,7 +18,7 @@ from client.ledger import Ledger
 from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
-from client.transfer import copied_to_cpu, moved, received
+from client.transfer import copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
@@ -188,7 +188,11 @@ class Device:
             DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
+        beside_others = threading.current_thread() is not threading.main_thread()
         with seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id):
+            if beside_others and self.torch_device.type == "cuda":
+                with own_stream(self.torch_device):
+                    return self._answer(request, message)
             return self._answer(request, message)
 
     def _answer(self, request: Request, message: Payload) -> Payload:
@@ -310,8 +314,7 @@ class Device:
         for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
             if name not in state.shared:
                 own_part[name] = tensor
-        model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
-        model.zero_grad(set_to_none=True)
+        state.reset()  # an earlier client of this thread may have failed half-way
         try:
             state.install({**state.initial, **own_part, **weights})
         except RuntimeError as error:
