@@ -78,7 +78,7 @@ def test_a_device_that_is_too_slow_for_the_deadline_is_left_out_by_name_and_the_
     assert of_fast == ["trained", "trained", "scored"]
 
 
-def test_300_ms_of_latency_cost_seconds_a_round_and_change_nothing(tmp_path: Path) -> None:
+def test_300_ms_of_latency_change_nothing(tmp_path: Path) -> None:
     seconds, states = {}, set()
     for latency in (0.0, 0.15):
         deployment = LocalDeployment(tmp_path / f"{latency}", {"sketch-0": {"domain": "sketch"}})
