@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, failure_to_fit_res, refusal_to_properties
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, simulation, through
+from support.toy import method_at_defaults
 
 from client import node as client_node
 from client.app import as_arrays
