@@ -241,7 +241,7 @@ class FedPallLoop(AdcolLoop, DrawingLoop):
         self.rows: Tensor | None = None
 
     def begin(self) -> None:
-        for layer in ("fc1", "fc2", "fc3"):
+        for layer in ("fc1", "fc2", "fc3") if self.method.swap_classifier else ():
             self.model.head.get_submodule(layer).load_state_dict(self.classifier.net[LAYERS[layer]].state_dict())
 
     def loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

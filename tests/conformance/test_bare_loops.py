@@ -113,7 +113,13 @@ in both precisions. A loop of another method is off in every seed."""
 WITHOUT: dict[str, tuple[dict[str, Any], ...]] = {
     "per_fedavg": ({"inner_rate": 0.0},),
     "adcol": ({"divergence": 0.0},),
-    "fedpall": ({"divergence": 0.0}, {"contrast": 0.0}, {"mix_low": 1.0}, {"mask_share": 1.0}),
+    "fedpall": (
+        {"divergence": 0.0},
+        {"contrast": 0.0},
+        {"mix_low": 1.0},
+        {"mask_share": 1.0},
+        {"swap_classifier": False},
+    ),
     "rucr": ({"contrast": 0.0}, {"rebalance_epochs": 0}),
     "fedadg": ({"adversarial_epochs": 0}, {"weight": 0.0}, {"smoothing": 0.0}),
     "fedsr": ({"norm": 0.0}, {"divergence": 0.0}),
