@@ -115,7 +115,7 @@ def test_a_gap_to_print_has_the_noise_of_the_test_images() -> None:
     assert found.noise(line, [fonts]) is None, "a stand-in has no gap"
     assert comparison().noise(comparison().lines[0], [mnist]) is None, "no record of the images"
     assert f"90.00 (-8.00; {100 * first:.2f})" in pages(found, "x")[0]
-    assert "half of the 95 % interval that the choice of test images" in pages(found, "x")[0]
+    assert "half the 95 % interval from test images" in pages(found, "x")[0]
 
 
 def test_effects_are_paired_by_seed_where_seeds_are_shared() -> None:
