@@ -175,7 +175,7 @@ def test_a_committed_page_is_what_the_generator_makes_of_its_numbers(path: Path)
     text, made = path.read_text(), generated(path)
     assert section(text, "Effects") == section(made, "Effects")
     number = r"[+-]?\d+\.\d\d"
-    noise = re.compile(r"; \d+\.\d\d(?=\))|; then half of [^.]*(?=\.)")  # which needs the runs' images
+    noise = re.compile(r"; \d+\.\d\d(?=\))|; then half the [^.]*(?=\.)")  # which needs the runs' images
     here, there = (noise.sub("", section(page, "Published")) for page in (text, made))
     assert re.sub(number, "#", here) == re.sub(number, "#", there)
     pairs = zip(re.findall(number, here), re.findall(number, there), strict=True)
