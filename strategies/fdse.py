@@ -44,6 +44,7 @@ MOMENTUM = 0.1
 """Share of the present batch in the running statistics of the regulariser; batch normalisation's own."""
 
 EPSILON = 1e-8
+"""What the released code adds to variances that it divides by, and to the lengths of changes."""
 
 
 @checked
@@ -477,8 +478,8 @@ def released_regulariser(
     """Return the regulariser of the released code; see docs/methods.md.
 
     With ``f_l`` the batch's mean of a layer's channels, F and V follow ``mean_c f_l`` and ``var_c f_l`` from layer to
-    layer and batch to batch. R is the sum over layers of ``o_l mean_c[(mu^2 - F^2) / (2 V) + (log(V / q) + q / V) /
-    2]``.
+    layer and batch to batch. R is the sum over layers of ``o_l mean_c[(mu^2 - F^2) / (2 V) + (log(V / (q + e)) +
+    q / (V + e)) / 2]``, with the released code's e of 1e-8, which counts while erasers are new and V is small.
 
     Args:
         means: of each layer ``[B, C_l]``, over positions.

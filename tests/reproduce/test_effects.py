@@ -115,7 +115,7 @@ def test_a_gap_to_print_has_the_noise_of_the_test_images() -> None:
     assert found.noise(line, [fonts]) is None, "a stand-in has no gap"
     assert comparison().noise(comparison().lines[0], [mnist]) is None, "no record of the images"
     assert f"90.00 (-8.00; {100 * first:.2f})" in pages(found, "x")[0]
-    assert "half of the 95 % interval that the choice of test images" in pages(found, "x")[0]
+    assert "half the 95 % interval from test images" in pages(found, "x")[0]
 
 
 def test_effects_are_paired_by_seed_where_seeds_are_shared() -> None:
@@ -175,7 +175,7 @@ def test_a_committed_page_is_what_the_generator_makes_of_its_numbers(path: Path)
     text, made = path.read_text(), generated(path)
     assert section(text, "Effects") == section(made, "Effects")
     number = r"[+-]?\d+\.\d\d"
-    noise = re.compile(r"; \d+\.\d\d(?=\))|; then half of [^.]*(?=\.)")  # which needs the runs' images
+    noise = re.compile(r"; \d+\.\d\d(?=\))|; then half the [^.]*(?=\.)")  # which needs the runs' images
     here, there = (noise.sub("", section(page, "Published")) for page in (text, made))
     assert re.sub(number, "#", here) == re.sub(number, "#", there)
     pairs = zip(re.findall(number, here), re.findall(number, there), strict=True)

@@ -11,6 +11,9 @@ from goldfinch.results.rows import KnownRun, ScoreRow
 from goldfinch.study.ranking import StudyRun, marked_name, rank_methods
 
 BOARD = ROOT / "docs" / "results" / "board.csv"
+EARLIER_READING = {"fdse", "fedpall"}
+"""Methods whose plain runs have another reading than when the board was made."""
+
 TINY = [
     *("data=glyphs", "data.domains=[handwritten,printed]", "model=small", "train.rounds=2"),
     *("train.local_steps=2", "train.batch_size=8", "protocol.samples=24", "protocol.validation=0.25"),
@@ -75,7 +78,8 @@ def board_tables(path: Path = BOARD) -> dict[str, list[list[str]]]:
         for ranking in rank_methods(runs):
             rows = found.setdefault(f"{views}, {ranking.title}", {})
             for row in ranking.rows:
-                rows.setdefault(marked_name(row), {})[data] = board_cell(row)
+                mark = "‡" if row.label in EARLIER_READING else ""
+                rows.setdefault(marked_name(row) + mark, {})[data] = board_cell(row)
     tables: dict[str, list[list[str]]] = {}
     for title, rows in found.items():
         columns = sorted({data for cells in rows.values() for data in cells})
