@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import ConfigError, EngineError
 from common.extras import install_command
+from common.log_lines import plain
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import OURS, VERSION
@@ -383,25 +384,35 @@ class SubmittedRun:
     folder: Path
 
     def follow(self, log: Path) -> tuple[str, str]:
-        """Append Flower's output to ``log`` until the run has ended. Return its final status and Flower's details.
+        """Append Flower's output, plain, to ``log`` until the run has ended. Return its status and Flower's details.
 
         Raises:
             EngineError: the SuperLink no longer answers, or no longer knows the run.
         """
         with log.open("ab") as stream:
             while True:  # the output also ends when the connection breaks
-                subprocess.run(  # noqa: S603  # our own command, no shell
-                    [program("flwr"), "log", self.identity, *self.target, "--stream"],
-                    env=dict(self.environment),
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
+                self._copy_output(stream)
                 status, details = self._status()
                 if status.startswith("finished"):
                     return status, details
+
+    def _copy_output(self, stream: IO[bytes]) -> None:
+        """Append the run's output until it ends. A line has no time: ``flwr log`` repeats those of before."""
+        with subprocess.Popen(  # noqa: S603  # our own command, no shell
+            [program("flwr"), "log", self.identity, *self.target, "--stream"],
+            env=dict(self.environment),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    stream.write(plain(line))
+                    stream.flush()
+            except BaseException:  # such as Ctrl-C
+                process.kill()
+                raise
 
     def _status(self) -> tuple[str, str]:
         """Return the run's status and details, after up to 20 seconds if it is not final: the output can end before it.
@@ -477,8 +488,6 @@ ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Exit|
 LINE_HEAD = re.compile(r"^(?:\([^()]*(?:pid|ip)=[^()]*\)|(?:ERROR|WARNING)\s*:)\s*")
 """What Ray and Flower write before a line of a process's output."""
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
 GOLDFINCH_ERROR = "common.errors."
 
 
@@ -500,7 +509,7 @@ def cause_of(log: Path, start: int = 0) -> str:
         content = log.read_bytes()[start:]
     except OSError:
         return ""
-    raw = COLOUR.sub("", content.decode(errors="replace")).splitlines()
+    raw = plain(content).decode(errors="replace").splitlines()
     lines = [LINE_HEAD.sub("", line) for line in raw]
     for index in reversed(range(len(lines))):
         if lines[index].strip().startswith(GOLDFINCH_ERROR):

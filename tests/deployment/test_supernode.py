@@ -11,6 +11,7 @@ import pytest
 from support.cables import Cable
 from support.faults import wait_until
 from support.federation import wait_until_ended
+from support.logs import without_time
 
 from goldfinch.commands.deployment import LocalDeployment
 
@@ -55,5 +56,6 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
             wait_until_ended([node], SECONDS)
             assert node.process.poll() == 1, node.tail()
             assert "the SuperNode failed and ends; start it again" in node.tail()
+            assert without_time(node.log.read_text().splitlines()) == []
     finally:
         cable.close()
