@@ -54,8 +54,9 @@ def main() -> None:
     supervisor = Supervisor(_note_state())
     condition = _condition()
     condition.slowest_start = lambda: supervisor.slowest_start
-    _note_calls("SendNodeHeartbeat", condition.note_heartbeat)
-    _note_calls("PushMessages", condition.note_reply)
+    _note_calls("SendNodeHeartbeat", lambda *_: condition.note_heartbeat())
+    _note_calls("PullMessages", partial(_note_requests, condition))
+    _note_calls("PushMessages", partial(_note_replies, condition))
     supervisor.start()
     condition.start()
     end = partial(_end_all, copying)
@@ -92,13 +93,23 @@ def _condition() -> Condition:
     return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
 
 
-def _note_calls(name: str, called: Callable[[], None]) -> None:
-    """Let a method of Flower's connection to the server call ``called`` after each answer of the server."""
+def _note_requests(condition: Condition, _: Any, answer: Any) -> None:
+    for _message in answer.messages_list:
+        condition.note_request()
+
+
+def _note_replies(condition: Condition, request: Any, _: Any) -> None:
+    for message in request.messages_list:
+        condition.note_reply(failed=message.HasField("error"))
+
+
+def _note_calls(name: str, called: Callable[[Any, Any], None]) -> None:
+    """Let a method of Flower's connection to the server call ``called`` with each request and its answer."""
     method = getattr(FleetHttpClient, name)
 
     def noted(client: FleetHttpClient, request: Any) -> Any:
         answer = method(client, request)
-        called()
+        called(request, answer)
         return answer
 
     setattr(FleetHttpClient, name, noted)
