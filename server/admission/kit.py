@@ -132,7 +132,10 @@ fi
 id goldfinch >/dev/null 2>&1 || useradd --system --home-dir /var/lib/goldfinch --shell /usr/sbin/nologin goldfinch
 chown -R goldfinch: /etc/goldfinch
 if [ -d /run/systemd/system ]; then
-  install -m 0644 "$here/goldfinch.service" /etc/systemd/system/
+  memory=$(sed -n 's/^GOLDFINCH_MEMORY=//p' /etc/goldfinch/settings.env | tr '[:lower:]' '[:upper:]')
+  cpu=$(awk -F= '$1 == "GOLDFINCH_CPUS" {print 100 * $2 "%"}' /etc/goldfinch/settings.env)
+  sed -e "s/^MemoryMax=.*/MemoryMax=$memory/" -e "s/^CPUQuota=.*/CPUQuota=$cpu/" "$here/goldfinch.service" \
+    >/etc/systemd/system/goldfinch.service
   systemctl daemon-reload
   exec systemctl enable --now goldfinch
 fi
@@ -158,6 +161,29 @@ FILES = {
 """The texts of a kit with their modes. ``@WORDS@`` stand for what differs between devices."""
 
 
+def check_kit(files: Certificates, name: str, server: str) -> None:
+    """Check that a kit can be made, before anything is enrolled for it.
+
+    Args:
+        files: the federation's certificates.
+        name: the device's name.
+        server: ``host:port`` by which the device reaches the server.
+
+    Raises:
+        ConfigError: the device's key is not here, or ``server`` has no port.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        found = f"--server {server} is not HOST:PORT" if server else "--kit needs --server HOST:PORT"
+        raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443")
+    key, authority = files.node_key(name), files.node(name) / files.authority.name
+    if not key.exists() or not authority.exists():
+        raise ConfigError(
+            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
+            "kit is made where they were made"
+        )
+
+
 def write_kit(path: Path, files: Certificates, name: str, client: str, server: str) -> None:
     """Write the kit of a device to ``path``, readable by this user alone, because it holds the device's key.
 
@@ -169,18 +195,10 @@ def write_kit(path: Path, files: Certificates, name: str, client: str, server: s
         server: ``host:port`` by which the device reaches the server.
 
     Raises:
-        ConfigError: the device's key is not here, or ``server`` has no port.
+        ConfigError: as :func:`check_kit`.
     """
-    if not server.rpartition(":")[0] or not server.rpartition(":")[2].isdigit():
-        raise ConfigError(
-            f"--server {server} is not HOST:PORT, as devices reach the proxy, such as fl.example.org:8443"
-        )
+    check_kit(files, name, server)
     key, authority = files.node_key(name), files.node(name) / files.authority.name
-    if not key.exists() or not authority.exists():
-        raise ConfigError(
-            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
-            "kit is made where they were made"
-        )
     domain, _, index = client.rpartition("-")
     words = {"NAME": name, "CLIENT": client, "SERVER": server, "VERSION": VERSION, "DOMAIN": domain, "INDEX": index}
     content = io.BytesIO()

@@ -79,6 +79,9 @@ MAX_SIMULATED_NODES = 100
 """Nodes of a simulation at most. With more clients a node hosts several. Flower sends each node a message to register,
 and lists all nodes in every round: 5,000 nodes took minutes, and hundreds of their messages were lost."""
 
+PATIENCE_SECONDS = 30.0
+"""How long Flower's command line waits for an answer."""
+
 STATUS_TRIES = 20
 """How often the SuperLink is asked for a run's final status, a second apart."""
 
@@ -314,17 +317,33 @@ def start_run(
     if federation:
         options = " ".join(f"{key}={value}" for key, value in federation.items())
         command += ["--federation-config", options]
+    began = time.monotonic()
     printed = _call(command, environment, folder)
     answer = answer_in(printed, NO_JSON)
     if "run-id" not in answer:
         message = str(answer.get("error-message") or printed.strip())
-        if NOT_REACHED in message:
-            raise EngineError(
-                "the SuperLink was not reached, or took longer than Flower's 30 s to take the run, as by a slow link. "
-                "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
-            )
-        raise EngineError(f"flwr run was refused: {message}")
+        raise EngineError(_why_not_taken(message, time.monotonic() - began))
     return SubmittedRun(str(answer["run-id"]), target, environment, folder)
+
+
+def _why_not_taken(message: str, seconds: float) -> str:
+    """Return why a run was not submitted: Flower gives one message for a link that is slow and for one that fails.
+
+    Args:
+        message: Flower's.
+        seconds: how long ``flwr run`` took.
+    """
+    if NOT_REACHED not in message:
+        return f"flwr run was refused: {message}"
+    if seconds < PATIENCE_SECONDS:
+        return (
+            f"the SuperLink was not reached, after {seconds:.0f} s: is it running, is its address in config.toml right,"
+            " and is its certificate of the authority named there? Then submit the run again"
+        )
+    return (
+        f"the link to the SuperLink is slow, or it is busy: it took longer than Flower's {PATIENCE_SECONDS:.0f} s. "
+        "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
+    )
 
 
 def remote_configuration(settings: RunSettings) -> dict[str, Any]:

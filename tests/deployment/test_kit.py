@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -55,6 +56,78 @@ def test_the_container_of_a_kit_has_the_limits_of_the_demonstration_s_devices(ki
     assert service["image"] == f"goldfinch:{VERSION}"
 
 
+def documented_container() -> dict[str, list[str]]:
+    """The options of the ``docker run`` in docs/deploy.md that starts a device: values by name."""
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    (command,) = re.findall(r"^docker run --detach(?:.*\\\n)+.*$", text, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " "))[2:]
+    options: dict[str, list[str]] = {}
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            options.setdefault("", []).append(word)
+        elif word in ("--detach", "--init", "--read-only"):
+            options[word] = []
+        else:
+            options.setdefault(word, []).append(words.pop(0))
+    return options
+
+
+def test_the_documented_container_is_that_of_a_kit(kit: Path) -> None:
+    service = yaml.safe_load((kit / "compose.yaml").read_text())["services"]["supernode"]
+    settings = dict(re.findall(r"^(\w+)=(.*)$", (kit / "settings.env").read_text(), re.MULTILINE))
+    found = documented_container()
+    check = service["healthcheck"]
+    log = service["logging"]["options"]
+    expected = {
+        "--cap-drop": service["cap_drop"],
+        "--security-opt": [option.removesuffix(":true") for option in service["security_opt"]],
+        "--tmpfs": service["tmpfs"],
+        "--pids-limit": [str(service["pids_limit"])],
+        "--memory": [settings["GOLDFINCH_MEMORY"]],
+        "--cpus": [settings["GOLDFINCH_CPUS"]],
+        "--log-opt": [f"{name}={value}" for name, value in log.items()],
+        "--restart": [service["restart"]],
+        "--health-cmd": [" ".join(check["test"][1:])],
+        "--health-interval": [check["interval"]],
+        "--health-timeout": [check["timeout"]],
+        "--health-retries": [str(check["retries"])],
+        "--health-start-period": [check["start_period"]],
+        "--name": [service["container_name"]],
+        "": [service["image"], *service["command"]],
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("--init" in found, "--read-only" in found) == (service["init"], service["read_only"])
+    assert f"OMP_NUM_THREADS={settings['OMP_NUM_THREADS']}" in found["--env"]
+    places = [volume.partition(":")[2] for volume in found["--volume"]]
+    assert places == [volume.rpartition("}")[2].partition(":")[2] or volume for volume in service["volumes"]]
+
+
+def test_the_service_of_a_kit_has_the_limits_of_its_container(kit: Path) -> None:
+    service = yaml.safe_load((kit / "compose.yaml").read_text())["services"]["supernode"]
+    settings = dict(re.findall(r"^(\w+)=(.*)$", (kit / "settings.env").read_text(), re.MULTILINE))
+    unit = dict(re.findall(r"^(\w+)=(.*)$", (kit / "goldfinch.service").read_text(), re.MULTILINE))
+    assert unit["MemoryMax"] == settings["GOLDFINCH_MEMORY"].upper()
+    assert unit["CPUQuota"] == f"{100 * int(settings['GOLDFINCH_CPUS'])}%"
+    assert unit["TasksMax"] == str(service["pids_limit"])
+    assert unit["NoNewPrivileges"] == "true"
+    assert unit["Restart"] == "always"
+
+
+def test_the_limits_that_a_device_s_owner_sets_reach_the_service(kit: Path, tmp_path: Path) -> None:
+    """The lines of the script that write the unit, with changed settings."""
+    script = (kit / "start").read_text()
+    begin = script.index("  memory=")
+    lines = script[begin : script.index("  systemctl daemon-reload")]
+    text = (kit / "settings.env").read_text().replace("GOLDFINCH_MEMORY=3g", "GOLDFINCH_MEMORY=1500m")
+    (tmp_path / "settings.env").write_text(text.replace("GOLDFINCH_CPUS=2", "GOLDFINCH_CPUS=0.5"))
+    lines = lines.replace("/etc/goldfinch/", f"{tmp_path}/").replace("/etc/systemd/system/", f"{tmp_path}/")
+    subprocess.run(["sh", "-euc", lines], env={"PATH": "/usr/bin:/bin", "here": str(kit)}, check=True)
+    unit = (tmp_path / "goldfinch.service").read_text()
+    assert "\nMemoryMax=1500M\nCPUQuota=50%\n" in unit
+    assert unit.replace("1500M", "3G").replace("50%", "200%") == (kit / "goldfinch.service").read_text()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_service_of_a_kit(kit: Path, tmp_path: Path) -> None:
     text = (kit / "goldfinch.service").read_text().replace("/opt/goldfinch/docker/entrypoint.sh", "/bin/true")
@@ -76,9 +149,30 @@ def test_the_start_of_a_kit_is_a_shell_script_that_names_what_is_missing(kit: Pa
 
 @pytest.mark.parametrize("server", ["", "fl.example.org", "fl.example.org:", ":8443"])
 def test_a_server_without_a_port_makes_no_kit(server: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"is not HOST:PORT|--kit needs --server HOST:PORT"):
         write_kit(tmp_path / "kit.tar", Certificates(tmp_path), "ward-a", "ward-a-0", server)
     assert not (tmp_path / "kit.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "missing"),
+    [
+        ([], "--kit needs --server HOST:PORT"),
+        (["--server", "fl.example.org"], "is not HOST:PORT"),
+        (["--server", "fl.example.org:8443"], "goldfinch devices certificates makes them"),
+    ],
+)
+def test_what_a_kit_lacks_is_told_before_the_server_is_asked(
+    more: list[str], missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection is configured, which would be the first error of an enrolment."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    ensure(tmp_path / "keys", [], ["ward-a"])
+    if "fl.example.org:8443" in more:
+        shutil.rmtree(tmp_path / "keys" / "nodes")
+    words = ["devices", "enrol", str(tmp_path / "keys"), "--node", "ward-a", "--kit", str(tmp_path / "kit.tar"), *more]
+    assert main(words) == 1
+    assert missing in capsys.readouterr().err
 
 
 def test_a_kit_is_for_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
