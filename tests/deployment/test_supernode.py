@@ -13,6 +13,7 @@ from support.faults import wait_until
 from support.federation import wait_until_ended
 from support.logs import without_time
 
+from client.resident.place import running_process, socket_of
 from goldfinch.commands.deployment import LocalDeployment
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -49,6 +50,10 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
         with deployment:
             node = deployment.children["here"]
             wait_until(lambda: "SuperNode ID" in node.log.read_text(), "admission")
+            own = running_process(node.process.pid)
+            assert own is not None
+            lock = socket_of(own).with_suffix(".lock")
+            lock.touch()  # as a ClientApp of it does
             cable.cut()
             host, _, port = hangs_up.rpartition(":")
             cable.target = host, int(port)
@@ -56,6 +61,7 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
             wait_until_ended([node], SECONDS)
             assert node.process.poll() == 1, node.tail()
             assert "the SuperNode failed and ends; start it again" in node.tail()
+            assert not lock.exists()
             assert without_time(node.log.read_text().splitlines()) == []
     finally:
         cable.close()
