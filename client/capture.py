@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from client.structure import CaptureError, copy_tensors, structure_of, tensors_in
+from strategies.core.context import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Graph(Protocol):
 class Exchange(Protocol):
     """What this module needs of :class:`client.trainer.LocalExchange`."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
     def plain_step(self, images: Tensor, labels: Tensor) -> StepResult:
         """Take one step of the method."""

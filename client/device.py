@@ -310,8 +310,7 @@ class Device:
         for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
             if name not in state.shared:
                 own_part[name] = tensor
-        model.train().requires_grad_(True)  # an earlier client of this thread may have failed half-way
-        model.zero_grad(set_to_none=True)
+        state.reset()  # an earlier client of this thread may have failed half-way
         try:
             state.install({**state.initial, **own_part, **weights})
         except RuntimeError as error:

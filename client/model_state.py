@@ -29,6 +29,8 @@ class ModelState:
         self._tensors: dict[str, Tensor] = {}
         self._places: list[Place] = []
         self._kinds: dict[str, list[str]] = {}
+        self._modules: list[nn.Module] = []
+        self._parameters: list[tuple[str, nn.Parameter]] = []
         self._read()
         self.initial = self.copy()
 
@@ -40,6 +42,23 @@ class ModelState:
         if not known:
             self._read()
         return self._tensors
+
+    def reset(self) -> list[tuple[str, nn.Parameter]]:
+        """Set training mode, remove the gradients, and let every parameter that is not frozen for good have one.
+
+        The model's own ``train`` and ``requires_grad_``, which walk every module, are called where something differs.
+
+        Returns:
+            The parameters with their names, as ``named_parameters`` has them.
+        """
+        self.tensors()
+        if not all(module.training for module in self._modules):
+            self.model.train()
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        if not all(parameter.requires_grad for _, parameter in self._parameters):
+            self.model.requires_grad_(True)
+        return self._parameters
 
     def copy(self) -> dict[str, Tensor]:
         """Return a copy of the model's tensors by name."""
@@ -66,6 +85,8 @@ class ModelState:
     def _read(self) -> None:
         self._tensors = dict(self.model.state_dict())
         self._places = list(_places(self.model))
+        self._modules = list(self.model.modules())
+        self._parameters = list(self.model.named_parameters())
         self._kinds = {}
         for name, tensor in self._tensors.items():
             self._kinds.setdefault(str(tensor.dtype), []).append(name)

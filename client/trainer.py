@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from client.capture import CapturedSteps, StepResult
 from client.feature_cache import FeatureCache
 from client.model_state import ModelState
+from client.optimizer import SGD
 from client.scoring import ScoreCounter
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
 from common.errors import ConfigError
@@ -21,6 +22,7 @@ from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
 from common.round_settings import TrainSettings
 from common.settings import RunSettings
+from strategies.core.context import Optimizer
 from strategies.core.last_batch import keeps_single
 from strategies.core.method import Batch, Client, Measured, Method, Phase, Trained, build_model, feature_size_of
 
@@ -113,7 +115,7 @@ class LocalExchange:
         self.views: int = 1 + settings.views.count
         self.phase = 0
         self.batch = 0
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        self.optimizer: Optimizer = SGD([], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
         self._keeps_single: bool | None = None
@@ -186,15 +188,14 @@ class LocalExchange:
             self._cache[name] = make()
         return self._cache[name]
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> Optimizer:
         """Return the optimiser that ``train.optimizer`` names, with ``rate`` times the learning rate of this round."""
         rate, decay = rate * self.learning_rate, self.train.weight_decay
         if self.train.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         if self.train.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-        # foreach: one call per operation instead of one per tensor; the same operations, so the same bits
-        return torch.optim.SGD(parameters, lr=rate, momentum=self.train.momentum, weight_decay=decay, foreach=True)
+        return SGD(parameters, rate, self.train.momentum, decay)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return random numbers keyed by (seed, purpose, round, client)."""
@@ -290,12 +291,14 @@ class LocalExchange:
     def _prepare(self, phase: Phase) -> None:
         """Freeze the parameters that this phase does not train, and make a new optimiser."""
         frozen = bool(getattr(self.model, "frozen", False))
-        for name, parameter in self.model.named_parameters():
+        trained: list[nn.Parameter] = []
+        for name, parameter in self.state.reset():
             chosen = phase.trainable is None or phase.trainable(name)
-            parameter.requires_grad_(chosen and not (frozen and name.startswith("backbone.")))
-            parameter.grad = None
-        self.model.train()
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            chosen = chosen and not (frozen and name.startswith("backbone."))
+            if chosen != parameter.requires_grad:
+                parameter.requires_grad_(chosen)
+            if chosen:
+                trained.append(parameter)
         if not trained:
             raise ConfigError(
                 f"model.freeze=backbone leaves {self.method.name} nothing to train in phase {self.phase + 1} of a "

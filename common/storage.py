@@ -66,10 +66,15 @@ class Bundle:
 
     def part_bytes(self) -> dict[str, int]:
         """Return the bytes of the tensors by part: weights, prototypes, extra."""
-        sizes = {"weights": 0, "prototypes": 0, "extra": 0}
-        for name, tensor in self.tensors().items():
-            sizes[name.partition("/")[0]] += tensor.nbytes
-        return sizes
+        prototypes = 0
+        if self.prototypes is not None:
+            for tensor in (self.prototypes.vectors, self.prototypes.labels, self.prototypes.weights):
+                prototypes += tensor.nbytes
+        return {
+            "weights": sum(tensor.nbytes for tensor in self.weights.values()),
+            "prototypes": prototypes,
+            "extra": sum(tensor.nbytes for tensor in self.extra.values()),
+        }
 
 
 def split_tensors(tensors: Mapping[str, Tensor]) -> Bundle:

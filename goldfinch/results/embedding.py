@@ -2,8 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from common.prototypes import normalise_rows
@@ -28,6 +26,8 @@ def embed_by_pca(rows: Matrix) -> tuple[Matrix, float]:
         ``[N, 2]``, and the share of the variance in [0, 1] that these components explain. If D is 1, the second column
         is 0.
     """
+    from sklearn.decomposition import PCA  # here, since it is slow to import and only prototypes need it
+
     model = PCA(min(2, *rows.shape), random_state=0).fit(rows)
     explained = float(np.nan_to_num(model.explained_variance_ratio_).sum())
     places = model.transform(rows)
@@ -42,6 +42,9 @@ def embed_by_tsne(rows: Matrix) -> Matrix:
     Returns:
         ``[N, 2]``.
     """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
     reduced = PCA(min(REDUCED, *rows.shape), random_state=0).fit_transform(rows)
     perplexity = min(LARGEST_PERPLEXITY, (len(rows) - 1) / 3)
     return TSNE(2, perplexity=perplexity, init="pca", random_state=0, n_jobs=1).fit_transform(reduced)

@@ -14,6 +14,18 @@ from strategies.core.aggregation import Mean
 from strategies.core.exchange import Batch, Client, Measured
 
 
+class Optimizer(Protocol):
+    """What a step uses of an optimiser: PyTorch's have it, and :class:`client.optimizer.SGD`."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients, or set them to zero."""
+
+    def step(self) -> object:
+        """Take one step along the gradients."""
+
+
 class ClientContext(Protocol):
     """The device's side of one exchange: what a method's client half may use. Implemented by the trainer."""
 
@@ -42,7 +54,7 @@ class ClientContext(Protocol):
     """Further tensors as received, on the device."""
     kept: Mapping[str, Tensor]
     """The client's own named tensors from its last participation, on the device; empty at first."""
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     data_root: str | None
     """Folder of this device's data, for methods that read more than its own split; ``None``: as configured."""
 
@@ -68,7 +80,7 @@ class ClientContext(Protocol):
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
         """Return ``make()`` on the first call with ``name`` in this exchange, and the same object afterwards."""
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> Optimizer:
         """Return a new optimiser of the run's kind, with ``rate`` times the learning rate of this round."""
 
     def generator(self, *purpose: str | int) -> torch.Generator:

@@ -86,8 +86,7 @@ class Gate:
             raise PayloadError(f"the reply has weights that were not asked for: {some_of(sorted(payload.weights), 3)}")
         check_tensors("extra", payload.extra, self.expected.extra, client.samples)
         prototypes = self._check_prototypes(payload.prototypes, client)
-        for name, tensor in {**payload.weights, **payload.extra}.items():
-            self._check_values(name, tensor)
+        self._check_values({**payload.weights, **payload.extra})
         self._check_model(payload.weights)
         return Update(weights, prototypes, dict(sorted(payload.extra.items())), client=client)
 
@@ -180,7 +179,7 @@ class Gate:
         if len(prototypes) > MAX_ROWS:
             raise PayloadError(f"the answer carries {len(prototypes)} prototypes; at most {MAX_ROWS} are accepted")
         self._check_rows(prototypes, client)
-        self._check_values("prototypes", prototypes.vectors)
+        self._check_values({"prototypes": prototypes.vectors})
         return prototypes
 
     def _check_rows(self, prototypes: PrototypeSet, client: Client) -> None:
@@ -225,16 +224,20 @@ class Gate:
             if name.endswith("running_var") and bool((tensor < 0).any()):
                 raise PayloadError(f"{name} has negative values; it is a variance")
 
-    def _check_values(self, name: str, tensor: Tensor) -> None:
-        if not tensor.is_floating_point() or not tensor.numel():
+    def _check_values(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that numbers are finite and the norm of each tensor is at most ``max_norm``."""
+        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+        if not floats:
             return
-        if float(torch.linalg.vector_norm(tensor)) <= self.max_norm / 1000:
-            return  # far below the bound, even if the float32 sum was rounded; NaN and infinity fail this test
-        norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-        if not math.isfinite(norm):  # a single value that is not finite makes the norm so
-            raise PayloadError(f"{name} has values that are not finite")
-        if norm > self.max_norm:
-            raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
+        norms = torch.stack(torch._foreach_norm(list(floats.values())))
+        if bool((norms <= self.max_norm / 1000).all()):
+            return  # far below the bound, even if a float32 sum was rounded; NaN and infinity fail this test
+        for name, tensor in floats.items():
+            norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+            if not math.isfinite(norm):  # a single value that is not finite makes the norm so
+                raise PayloadError(f"{name} has values that are not finite")
+            if norm > self.max_norm:
+                raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
 
 
 def check_tensors(

@@ -43,9 +43,13 @@ def test_sums_are_in_double_precision() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 2**18])
+@pytest.mark.parametrize("small", [0, 2**14])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_blocks_do_not_change_a_bit(block: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_joined_tensors_do_not_change_a_bit(
+    block: int, small: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strategies.core.aggregation.BLOCK_ELEMENTS", block)
+    monkeypatch.setattr("strategies.core.aggregation.SMALL_ELEMENTS", small)
     draws = generator(3, "blocks")
     shape, samples = (5, 4, 3, 3), [11, 2, 7, 600]
     given_states = [
@@ -55,7 +59,9 @@ def test_blocks_do_not_change_a_bit(block: int, layout: str, monkeypatch: pytest
         for state in given_states:
             state["w"] = state["w"].contiguous(memory_format=torch.channels_last)
     found = average(given_states, samples)
+    assert list(found) == ["w", "one"]
     for name in ("w", "one"):
+        assert found[name].shape == given_states[0][name].shape
         whole = torch.zeros_like(given_states[0][name], dtype=torch.float64)
         for state, count in zip(given_states, samples, strict=True):
             whole.add_(state[name].double(), alpha=count / sum(samples))
