@@ -73,7 +73,7 @@ def main() -> None:
 
 def _end_all(copying: Popen[bytes] | None) -> None:
     """End all that this process started, but for the process that copies lines, and remove what they leave."""
-    end_processes(spared=copying and copying.pid)
+    end_processes(spared=copying.pid if copying else None)
     own = running_process(os.getpid())
     if own is not None:
         remove_files(own)

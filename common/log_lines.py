@@ -145,23 +145,25 @@ def wait_for_lines(process: subprocess.Popen[bytes] | None) -> None:
 def _copy(pairs: Sequence[str]) -> None:
     """Copy lines between the pairs of file descriptors until nobody writes any more."""
     selector = selectors.DefaultSelector()
+    targets: dict[int, int] = {}
     begun: dict[int, bytes] = {}
     for pair in pairs:
-        source, _, target = pair.partition(":")
-        begun[int(source)] = b""
-        selector.register(int(source), selectors.EVENT_READ, int(target))
-    while begun:
+        source, target = map(int, pair.split(":"))
+        targets[source], begun[source] = target, b""
+        selector.register(source, selectors.EVENT_READ)
+    while targets:
         for key, _ in selector.select():
             source = key.fd
             read = os.read(source, MAX_LINE)
-            *lines, begun[source] = (begun[source] + read).split(b"\n")
-            if begun[source] and (not read or len(begun[source]) >= MAX_LINE):
-                lines.append(begun[source])
-                begun[source] = b""
-            _write(key.data, lines)
+            *lines, rest = (begun[source] + read).split(b"\n")
+            if rest and (not read or len(rest) >= MAX_LINE):
+                lines.append(rest)
+                rest = b""
+            begun[source] = rest
+            _write(targets[source], lines)
             if not read:
                 selector.unregister(source)
-                del begun[source]
+                del targets[source]
 
 
 def _write(target: int, lines: Sequence[bytes]) -> None:
