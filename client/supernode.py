@@ -30,7 +30,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from client.condition import Condition, condition_of
 from client.resident.place import remove_files, running_process
 from client.supervision import Supervisor, end_processes
-from common.log_lines import take_over, wait_for_lines
+from common.log_lines import copy_own_lines, wait_for_lines
 
 FAILED = 1
 """Exit status after an error."""
@@ -49,7 +49,7 @@ def main() -> None:
     ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
     the processes that it started end first, except the one that copies their last lines.
     """
-    copying = take_over()
+    copying = copy_own_lines()
     atexit.register(wait_for_lines, copying)
     supervisor = Supervisor(_note_state())
     condition = _condition()

@@ -47,7 +47,7 @@ ESCAPES = re.compile(
 HAS_TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)\b")
 
 
-def plain(line: bytes) -> bytes:
+def plain_line(line: bytes) -> bytes:
     """Return a line without escape sequences and control characters; tabs stay."""
     return ESCAPES.sub(b"", line)
 
@@ -59,7 +59,7 @@ def timed(line: bytes, seconds: float) -> bytes:
         line: the line, without its end.
         seconds: since 1970.
     """
-    text = plain(line).rstrip()
+    text = plain_line(line).rstrip()
     if HAS_TIME.match(text):
         return text
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
@@ -102,7 +102,7 @@ def streams(ends: Sequence[int]) -> str:
     return " ".join([_identity(end) for end in ends])
 
 
-def take_over() -> subprocess.Popen[bytes] | None:
+def copy_own_lines() -> subprocess.Popen[bytes] | None:
     """Let the lines of this process, and of all that it starts, be copied where its output is no terminal.
 
     Returns:
@@ -129,7 +129,7 @@ def wait_for_lines(process: subprocess.Popen[bytes] | None) -> None:
     """Wait until the last lines of this process are where they belong; it can write no more after that.
 
     Args:
-        process: of :func:`take_over`.
+        process: of :func:`copy_own_lines`.
     """
     if process is None:
         return
@@ -187,7 +187,7 @@ def main() -> None:
         return
     if len(sys.argv) < 2:
         sys.exit("usage: python -m common.log_lines PROGRAM ARGUMENT ...")
-    take_over()
+    copy_own_lines()
     try:
         os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  # the program that was asked for
     except OSError as error:

@@ -53,15 +53,6 @@ def enrol(folder: Path, nodes: Sequence[str], clients: Sequence[str], connection
         print(f"{name:20} {outcome}")
 
 
-def check_kit(folder: Path, name: str, server: str) -> None:
-    """Check that the start-up kit of a device can be made, before it is enrolled.
-
-    Raises:
-        ConfigError: the device's key is not here, or ``server`` has no port.
-    """
-    enrolment_of(folder, None).check_kit(name, server)
-
-
 def make_kit(folder: Path, name: str, path: Path, server: str) -> Path:
     """Write the start-up kit of an enrolled device; return its path.
 

@@ -28,7 +28,7 @@ from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import ConfigError, EngineError
 from common.extras import install_command
-from common.log_lines import plain
+from common.log_lines import plain_line
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import OURS, VERSION
@@ -427,7 +427,7 @@ class SubmittedRun:
         ) as process:
             try:
                 for line in process.stdout or ():
-                    stream.write(plain(line))
+                    stream.write(plain_line(line))
                     stream.flush()
             except BaseException:  # such as Ctrl-C
                 process.kill()
@@ -528,7 +528,7 @@ def cause_of(log: Path, start: int = 0) -> str:
         content = log.read_bytes()[start:]
     except OSError:
         return ""
-    raw = plain(content).decode(errors="replace").splitlines()
+    raw = plain_line(content).decode(errors="replace").splitlines()
     lines = [LINE_HEAD.sub("", line) for line in raw]
     for index in reversed(range(len(lines))):
         if lines[index].strip().startswith(GOLDFINCH_ERROR):
