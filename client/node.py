@@ -281,7 +281,7 @@ class Node:
         if not (_is_number(days) and 0 < days < math.inf):
             raise ConfigError(f"--node-config: {STATE_KEEP} must be a number of days above 0; got {days!r}")
         for run in forget_runs(self._state_folder(), float(days)):
-            LOG.info("the state of run %s was idle for more than %g days and is removed", run, days)
+            LOG.warning("the state of run %s was idle for more than %g days and is removed", run, days)
 
     def _state_folder(self) -> Path:
         """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""
