@@ -1,13 +1,15 @@
 """A training step on a GPU: Goldfinch with plain and with captured steps, and bare loops of the same net.
 
     python bench/gpu_step.py                       # about five minutes on one card
-    python bench/gpu_step.py --methods fpl --epochs 10 --precisions bfloat16
+    python bench/gpu_step.py --methods fpl --epochs 10 --precisions bfloat16 --streams 4
+    GOLDFINCH_DATA=DATA python bench/gpu_step.py --code CLONE    # and FPL's released code, see bench/released_fpl.py
     python bench/gpu_step.py --dry-run             # on the CPU, a few small rounds with plain steps; writes nothing
 
 Four clients of the glyphs, ResNet-10, 32x32 pixels, batches of 64, nine steps an epoch. Milliseconds a step: of
-training alone (the devices' own seconds), and of the whole round. The bare loops take the same steps of a
-cross-entropy: eager, and captured as a whole in a CUDA graph. Variants take turns; the first two rounds of each run and
-its last are left out. Appends rows to bench/results/gpu.csv, with the card and its driver.
+training alone (the devices' own seconds, divided by the clients that train at a time), and of the whole round. The
+bare loops take the same steps of a cross-entropy: eager, and captured as a whole in a CUDA graph. The released code
+takes those of its own images, Office-Caltech. Variants take turns; the first two rounds of each run and its last are
+left out. Appends rows to bench/results/gpu.csv, with the card and its driver.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ SMALL = ["model=small", "data=glyphs", "train.batch_size=32", "protocol.samples=
 UNMEASURED = 2
 """Rounds of a run before those that are measured: the first compiles, the second is the first with prototypes."""
 GOALS = {
-    ("fpl", 10, "float32", "training"): 2.1,
-    ("fpl", 10, "float32", "round"): 2.3,
-    ("fedavg", 2, "float32", "round"): 3.0,
+    ("fpl, captured steps", 10, "float32", "training"): 2.1,
+    ("fpl, captured steps", 10, "float32", "round"): 2.3,
+    ("fpl, captured steps, 4 streams", 10, "bfloat16", "training"): 1.0,
+    ("fpl, captured steps, 4 streams", 10, "bfloat16", "round"): 1.2,
+    ("fedavg, captured steps", 2, "float32", "round"): 3.0,
 }
 """Most milliseconds a step that captured steps should take."""
 
@@ -57,15 +61,19 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fpl"])
     parser.add_argument("--epochs", nargs="+", type=int, default=[2, 10])
     parser.add_argument("--precisions", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of a run")
+    parser.add_argument("--rounds", type=int, default=2, help="measured rounds of a run")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each variant, in turn")
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 2, 4], help="clients that train at a time")
+    parser.add_argument("--code", type=Path, help="a clone of FPL's released code")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     if options.dry_run:
         options.device, options.rounds, options.repeats, options.epochs = "cpu", 1, 1, [1]
-        options.precisions, options.methods = ["float32"], ["fpl"]
+        options.precisions, options.methods, options.streams = ["float32"], ["fpl"], [1, 2]
     elif not torch.cuda.is_available():
         parser.error("there is no GPU here that PyTorch can use; --dry-run tries the script on the CPU")
+    if options.code is not None:
+        append_rows(RESULTS, released(options.code))
     for precision in options.precisions:
         for epochs in options.epochs:
             rows = measure(precision, epochs, options)
@@ -89,17 +97,37 @@ def measure(precision: str, epochs: int, options: argparse.Namespace) -> list[di
         for name, milliseconds in bare_loops(load_settings([*base, "method=fedavg"]), options).items():
             found.setdefault((name, "training"), []).append(milliseconds)
         for method in options.methods:
-            for capture in (False, True):
-                name = f"{method}, {'captured' if capture else 'plain'} steps"
-                times = federated([*base, f"method={method}", f"train.capture={capture}"])
-                for part, values in times.items():
+            for name, overrides in variants(method, options.streams).items():
+                for part, values in federated([*base, *overrides]).items():
                     found.setdefault((name, part), []).extend(values)
     rows: list[dict[str, object]] = []
     for (name, part), values in found.items():
-        goal = None
-        if name.endswith("captured steps"):
-            goal = GOALS.get((name.partition(",")[0], epochs, precision, part))
+        goal = GOALS.get((name, epochs, precision, part))
         rows.append(row(name, part, epochs, precision, values, goal))
+    return rows
+
+
+def variants(method: str, streams: list[int]) -> dict[str, list[str]]:
+    """Return the overrides of each way to run a method: plain steps, and captured ones of some clients at a time."""
+    found = {f"{method}, plain steps": [f"method={method}", "train.capture=false"]}
+    for count in streams:
+        name = f"{method}, captured steps"
+        if count > 1:
+            name += f", {count} streams"
+        found[name] = [f"method={method}", "train.capture=true", f"engine.workers={count}"]
+    return found
+
+
+def released(code: Path) -> list[dict[str, object]]:
+    """Return the rows of FPL's released code: one epoch a round, in the second round, the first with prototypes."""
+    script = Path(__file__).parent / "released_fpl.py"
+    command = [sys.executable, str(script), "--code", str(code), "--rounds", "1", "--wall", "--play", "released"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    measured = json.loads(ended.stdout.splitlines()[-1])[-1]
+    rows: list[dict[str, object]] = []
+    for part, name in (("training", "train"), ("round", "round")):
+        milliseconds_a_step = 1e3 * measured[name] / measured["steps"]
+        rows.append(row("released FPL", part, 1, "float32", [milliseconds_a_step], None))
     return rows
 
 
@@ -108,7 +136,7 @@ def row(
 ) -> dict[str, object]:
     """Return a row, and print it."""
     low, middle, high = (round(value, 4) for value in quartiles(values))
-    text = f"{precision:9} {epochs:3} epochs  {variant:24} {part:9} {middle:9.3f} ms a step ({low:.3f} to {high:.3f})"
+    text = f"{precision:9} {epochs:3} epochs  {variant:36} {part:9} {middle:9.3f} ms a step ({low:.3f} to {high:.3f})"
     if goal is not None:
         text += f"  goal {goal:g}, {'met' if middle <= goal else 'missed'}"
     print(text, flush=True)
@@ -160,7 +188,8 @@ def federated(overrides: list[str]) -> dict[str, list[float]]:
     for number in range(UNMEASURED + 1, settings.train.rounds):
         of_round = [reply for reply in replies if reply["round"] == number and reply["steps"]]
         steps = sum(reply["steps"] for reply in of_round)
-        times["training"].append(1e3 * sum(reply["seconds_train"] for reply in of_round) / steps)
+        seconds = sum(reply["seconds_train"] for reply in of_round) / settings.engine["workers"]
+        times["training"].append(1e3 * seconds / steps)
         times["round"].append(1e3 * (began[number] - began[number - 1]) / steps)
     return times
 

@@ -15,6 +15,7 @@ Whatever fails, the run goes on with plain steps, and says so once with the reas
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -78,6 +79,10 @@ StepResult = tuple[Mapping[str, Tensor], Tensor | None]
 """What one step leaves: its loss terms by name, and the features ``[B, D]`` of its first pass, all detached."""
 
 
+CAPTURING = threading.Lock()
+"""Held during a capture, since each begins by waiting for the whole GPU, which no other capture survives."""
+
+
 class CudaGraph:
     """A CUDA graph; see :class:`Graph`."""
 
@@ -85,10 +90,11 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, work: Callable[[], None]) -> None:
-        """Record the kernels that ``work`` launches."""
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph):
-            work()
+        """Record the kernels that ``work`` launches, while other threads go on; one thread captures at a time."""
+        with CAPTURING:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                work()
 
     def replay(self) -> None:
         """Launch the recorded kernels on the current stream."""

@@ -18,7 +18,7 @@ from client.ledger import Ledger
 from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
-from client.transfer import copied_to_cpu, moved, received
+from client.transfer import copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
@@ -188,7 +188,11 @@ class Device:
             DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
+        beside_others = threading.current_thread() is not threading.main_thread()
         with seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id):
+            if beside_others and self.torch_device.type == "cuda":
+                with own_stream(self.torch_device):
+                    return self._answer(request, message)
             return self._answer(request, message)
 
     def _answer(self, request: Request, message: Payload) -> Payload:

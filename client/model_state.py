@@ -60,9 +60,14 @@ class ModelState:
             self.model.requires_grad_(True)
         return self._parameters
 
+    @torch.no_grad()
     def copy(self) -> dict[str, Tensor]:
         """Return a copy of the model's tensors by name."""
-        return {name: tensor.clone() for name, tensor in self.tensors().items()}
+        tensors = self.tensors()
+        copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+        for names in self._kinds.values():  # one call for a kind of tensor, which a GPU copies at once
+            torch._foreach_copy_([copies[name] for name in names], [tensors[name] for name in names])
+        return copies
 
     @torch.no_grad()
     def install(self, values: Mapping[str, Tensor]) -> None:
@@ -79,7 +84,7 @@ class ModelState:
         if not fits or any(tensor.shape != values[name].shape for name, tensor in tensors.items()):
             self.model.load_state_dict(values)
             return
-        for names in self._kinds.values():  # one call for a kind of tensor, which a GPU copies at once
+        for names in self._kinds.values():
             torch._foreach_copy_([tensors[name] for name in names], [values[name] for name in names])
 
     def _read(self) -> None:

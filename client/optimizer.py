@@ -16,8 +16,8 @@ class SGD:
     """``torch.optim.SGD(parameters, lr, momentum, weight_decay=..., foreach=True)`` without what it loads.
 
     The first ``torch.optim.Optimizer`` of a process imports PyTorch's compiler: a second of processor time and 150 MB,
-    in each run, each actor of a simulation and each device. A step is the same function of PyTorch, so its bits are the
-    same.
+    in each run, each actor of a simulation and each device. torchvision imports it too, so networks made of its blocks
+    gain nothing. A step is the same function of PyTorch, so its bits are the same.
 
     Attributes:
         param_groups: one group: ``params``, ``lr``, ``momentum`` and ``weight_decay``. A step reads them anew.

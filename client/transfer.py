@@ -1,9 +1,10 @@
-"""Many tensors from one device to another in one copy of each kind."""
+"""Many tensors from one device to another in one copy of each kind, and clients side by side on one GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +13,28 @@ from common.wire.payload import Payload, cast_up
 
 _LAST = threading.local()
 """The last message of each thread and its copies on a GPU: clients of one round receive the same message."""
+
+_STREAMS = threading.local()
+"""The CUDA stream of each thread, by device."""
+
+
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Within the context, the kernels of a thread run on a CUDA stream of its own, beside those of other threads.
+
+    What was begun on the default stream is waited for first, and the thread's own work at the end, since another thread
+    may be the next to serve the client.
+    """
+    streams: dict[torch.device, torch.cuda.Stream] = vars(_STREAMS).setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    stream = streams[device]
+    stream.wait_stream(torch.cuda.default_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        stream.synchronize()
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

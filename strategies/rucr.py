@@ -69,6 +69,8 @@ class RUCR(Method):
         Point("share of a mixture", released="in (0.35, 0.95)", ours="in (0.2, 0.8], as in FedPall's table"),
     )
 
+    capturable: ClassVar[bool] = True  # where every class has data; else a mask chooses rows
+
     fedavg_at: ClassVar[Mapping[str, float] | None] = {"contrast": 0.0, "rebalance_epochs": 0}
     exchanges: ClassVar[tuple[str, ...]] = ("train", "rebalance")
 
@@ -93,11 +95,13 @@ class RUCR(Method):
         """Return cross-entropy, and the contrast with G once there is one."""
         terms = {"cross_entropy": batch.cross_entropy()}
         if self.contrast and len(local.prototypes):
-            table, ratios = local.cached("table", lambda: _table(local.prototypes, local.class_count))
-            held = ratios[batch.labels] > 0
-            labels = batch.labels[held]
+            table, ratios, complete = local.cached("table", lambda: _table(local.prototypes, local.class_count))
+            features, labels = batch.features, batch.labels
+            if not complete:
+                held = ratios[labels] > 0
+                features, labels = features[held], labels[held]
             total = prototype_contrast(
-                batch.features[held],
+                features,
                 labels,
                 table,
                 temperature=self.temperature,
@@ -175,9 +179,14 @@ class RUCR(Method):
         return replace(state, weights={**state.weights, **heads})
 
 
-def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor]:
-    """Return one row per class, zeros for classes without data (logit 0), and ``[K]`` their shares of samples."""
+def _table(prototypes: PrototypeSet, class_count: int) -> tuple[PrototypeSet, Tensor, bool]:
+    """Return G by class.
+
+    Returns:
+        One row per class, zeros for classes without data (logit 0); ``[K]`` their shares of samples; and whether every
+        class has data.
+    """
     rows, _ = prototypes.rows_per_class(class_count)
     counts = rows.new_zeros(class_count).index_copy(0, prototypes.labels, prototypes.weights)
     labels = torch.arange(class_count, device=rows.device)
-    return PrototypeSet(rows, labels, counts), counts / counts.sum()
+    return PrototypeSet(rows, labels, counts), counts / counts.sum(), bool((counts > 0).all())

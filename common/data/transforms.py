@@ -59,6 +59,8 @@ class Transform:
         return module
 
     def _check(self, where: str) -> None:
+        if "." not in self.name:
+            raise ConfigError(f"{where}: {self.name} is no dotted name; {_dotted(self.name, where)}")
         named = imported(self.name, where, _is_module)
         if not _is_module(named):
             raise ConfigError(
@@ -131,3 +133,12 @@ class Transform:
 
 def _is_module(named: object) -> bool:
     return isinstance(named, nn.Module) or (isinstance(named, type) and issubclass(named, nn.Module))
+
+
+def _dotted(name: str, where: str) -> str:
+    """Return what to write instead of ``name``."""
+    from torchvision.transforms import v2  # takes seconds to import
+
+    if _is_module(getattr(v2, name, None)):
+        return f"torchvision's is {where}=torchvision.transforms.v2.{name}"
+    return "write package.module.NAME, such as torchvision.transforms.v2.RandAugment"

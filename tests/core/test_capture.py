@@ -353,6 +353,24 @@ def test_a_replay_that_computes_something_else_is_found(
     assert steps[0].reason == "a replay differs from the step itself"
 
 
+@pytest.mark.parametrize("method", ["fpl", pytest.param("scaffold", marks=pytest.mark.long)])
+def test_clients_side_by_side_compute_the_same(method: str, steps: list[CapturedSteps], tmp_path: Path) -> None:
+    _, alone = both(toy(method), tmp_path / "alone")
+    plain, captured = both(toy(method, engine={"workers": 3}), tmp_path / "beside")
+    assert plain == captured == alone
+    assert len(steps) > 2, "each thread has a model, and captured steps, of its own"
+    assert [taken.reason for taken in steps] == [""] * len(steps)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["fedavg", "fpl", "scaffold"])
+def test_clients_on_streams_of_a_gpu_compute_the_same(method: str, tmp_path: Path) -> None:
+    train = {"device": "cuda", "deterministic": True}
+    alone = both(toy(method, train=dict(train)), tmp_path / "alone")
+    beside = both(toy(method, train=dict(train), engine={"workers": 4}), tmp_path / "beside")
+    assert set(alone + beside) == {alone[0]}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_declared
 def test_a_gpu_computes_the_same(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

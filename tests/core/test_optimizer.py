@@ -1,4 +1,4 @@
-"""Local SGD has the bits of torch.optim.SGD, and a run loads no compiler."""
+"""Local SGD has the bits of torch.optim.SGD, and loads no compiler."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_gradients_are_removed_or_set_to_zero() -> None:
     assert first.grad is None
 
 
-def test_a_run_does_not_load_pytorchs_compiler(tmp_path: Path) -> None:
+def test_a_run_without_torchvision_does_not_load_pytorchs_compiler(tmp_path: Path) -> None:
     words = ["data=glyphs", "engine=inline", "train.device=cpu", "train.rounds=1", "train.local_steps=1"]
     small = ["protocol.samples=24", "rounds.test_samples=8", f"output={tmp_path / 'run'}"]
     command = [sys.executable, "-c", RUN, "method=fpl", *words, *small]
