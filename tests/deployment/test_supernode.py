@@ -41,6 +41,22 @@ def hangs_up() -> Iterator[str]:
     listener.close()
 
 
+def test_a_cable_that_is_cut_ends_a_connection_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a connection would last, and the handshake below would never be tried."""
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cable = Cable(f"127.0.0.1:{server.getsockname()[1]}")
+
+        def cut_meanwhile(target: tuple[str, int]) -> socket.socket:
+            far = connect(target)
+            cable.cut()
+            return far
+
+        monkeypatch.setattr(socket, "create_connection", cut_meanwhile)
+        with connect(("127.0.0.1", int(cable.address.rpartition(":")[2])), timeout=20) as near:
+            assert near.recv(1) == b""
+
+
 def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: str) -> None:
     """Flower's own program would go on, fetch no message, and say that it is healthy."""
     deployment = LocalDeployment(tmp_path, {"here": {"domain": "sketch"}})
