@@ -196,7 +196,7 @@ class Device:
             return self._answer(request, message)
 
     def _answer(self, request: Request, message: Payload) -> Payload:
-        self._check(request)
+        self._check(request, message.prototypes)
         if self.privacy.counts:
             self.privacy.check_request(self._new_model(), len(self.settings.clients), request)
         torch.set_num_threads(self.settings.train.threads)  # a setting of the calling thread
@@ -266,7 +266,7 @@ class Device:
                 shared[name] = tensor.contiguous()
         return shared
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, prototypes: PrototypeSet | None) -> None:
         if request.code != self.settings.code:
             raise PayloadError(
                 f"the server runs code {request.code}, this device {self.settings.code}: install "
@@ -286,6 +286,17 @@ class Device:
             raise PayloadError(f"the request is for {request.client}; this is {self.spec.id}")
         if request.exchange not in self.method.exchanges:
             raise PayloadError(f"{self.method.name} has no exchange {request.exchange!r}: {self.method.exchanges}")
+        count = len(self.settings.clients)
+        if not 0 <= request.client_index < request.client_count <= count:
+            raise PayloadError(
+                f"the server says that this is client {request.client_index} of {request.client_count}; the run has "
+                f"{count}, counted from 0"
+            )
+        if prototypes is not None and len(prototypes) and prototypes.classes[-1] >= self.settings.data.class_count:
+            raise PayloadError(
+                f"the server sent a prototype of class {prototypes.classes[-1]}; the run has "
+                f"{self.settings.data.class_count}, counted from 0"
+            )
 
     def _install(
         self, message: Payload, request: Request, split: Split, validation: Split, own: Mapping[str, Tensor]
@@ -322,6 +333,11 @@ class Device:
         prototypes = message.prototypes
         if prototypes is None:
             prototypes = PrototypeSet.empty(feature_size_of(model), self.torch_device)
+        elif len(prototypes) and prototypes.feature_size != feature_size_of(model):
+            raise PayloadError(
+                f"the server sent prototypes of {prototypes.feature_size} features; the model has "
+                f"{feature_size_of(model)}"
+            )
         return LocalExchange(
             self.settings,
             self.method,

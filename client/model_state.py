@@ -25,18 +25,23 @@ class ModelState:
 
     def __init__(self, model: nn.Module, shared: set[str]) -> None:
         self.model, self.shared = model, frozenset(shared)
-        self._plain = all(_is_plain(module) for module in model.modules())
+        self._plain = False
         self._tensors: dict[str, Tensor] = {}
+        self._unsaved: dict[str, Tensor] = {}
         self._places: list[Place] = []
         self._kinds: dict[str, list[str]] = {}
-        self._modules: list[nn.Module] = []
+        self._modules: list[tuple[nn.Module, tuple[nn.Module | None, ...], int, int]] = []
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._read()
         self.initial = self.copy()
+        self._initial_unsaved = {name: buffer.clone() for name, buffer in self._unsaved.items()}
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the model's tensors by name, detached, in the order of its ``state_dict``; they are not copied."""
         known = self._plain
+        for module, children, parameters, buffers in self._modules:
+            known = known and tuple(module._modules.values()) == children
+            known = known and len(module._parameters) == parameters and len(module._buffers) == buffers
         for holder, name, tensor, address in self._places:
             known = known and holder.get(name) is tensor and tensor.data_ptr() == address
         if not known:
@@ -52,7 +57,7 @@ class ModelState:
             The parameters with their names, as ``named_parameters`` has them.
         """
         self.tensors()
-        if not all(module.training for module in self._modules):
+        if not all(module.training for module, *_ in self._modules):
             self.model.train()
         for _, parameter in self._parameters:
             parameter.grad = None
@@ -73,6 +78,8 @@ class ModelState:
     def install(self, values: Mapping[str, Tensor]) -> None:
         """Copy ``values`` into the model.
 
+        Buffers that are not in the state get their first values again, so that no client finds another's.
+
         Args:
             values: a tensor for each name of the state.
 
@@ -80,6 +87,10 @@ class ModelState:
             RuntimeError: names or shapes are not those of the model.
         """
         tensors = self.tensors()
+        for name, buffer in self._unsaved.items():
+            first = self._initial_unsaved.get(name)
+            if first is not None and first.shape == buffer.shape:
+                buffer.copy_(first)
         fits = self._plain and tensors.keys() == values.keys()
         if not fits or any(tensor.shape != values[name].shape for name, tensor in tensors.items()):
             self.model.load_state_dict(values)
@@ -88,9 +99,14 @@ class ModelState:
             torch._foreach_copy_([tensors[name] for name in names], [values[name] for name in names])
 
     def _read(self) -> None:
+        self._plain = all(_is_plain(module) for module in self.model.modules())
         self._tensors = dict(self.model.state_dict())
+        self._unsaved = {name: buffer for name, buffer in self.model.named_buffers() if name not in self._tensors}
         self._places = list(_places(self.model))
-        self._modules = list(self.model.modules())
+        self._modules = []
+        for module in self.model.modules():
+            children = tuple(module._modules.values())
+            self._modules.append((module, children, len(module._parameters), len(module._buffers)))
         self._parameters = list(self.model.named_parameters())
         self._kinds = {}
         for name, tensor in self._tensors.items():

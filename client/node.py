@@ -34,7 +34,7 @@ from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, check_deployable, settings_in
 from common.storage import folder_name
-from common.text import warn_once
+from common.text import printable, warn_once
 from common.versions import code_files
 from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import encode
@@ -136,6 +136,11 @@ class Node:
             registrations.append(device.register())
             keep()
         if self.question.request not in (None, "", settings.code):  # the server names the files that differ
+            server = printable(str(self.question.request)[:16])
+            warn_once(
+                f"the server runs code {server}, this device {settings.code}: it takes no part until both have "
+                f"{settings.software}"
+            )
             registrations = [replace(registration, files=code_files()) for registration in registrations]
         return TrainerReply(ok=True, text=write_registrations(registrations))
 

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+SETTINGS = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
+"""What a group has besides its parameters."""
 
-@dataclass(init=False)
+
+@dataclass(init=False, eq=False)
 class SGD:
     """``torch.optim.SGD(parameters, lr, momentum, weight_decay=..., foreach=True)`` without what it loads.
 
@@ -19,53 +22,44 @@ class SGD:
     in each run, each actor of a simulation and each device. torchvision imports it too, so networks made of its blocks
     gain nothing. A step is the same function of PyTorch, so its bits are the same.
 
+    It has ``param_groups``, ``zero_grad`` and ``step``. What needs more of an optimiser, such as a scheduler, makes
+    ``torch.optim.SGD`` itself.
+
     Attributes:
-        param_groups: one group: ``params``, ``lr``, ``momentum`` and ``weight_decay``. A step reads them anew.
-        buffers: the velocity of each parameter, ``None`` before its first step.
+        param_groups: groups with the keys of those of ``torch.optim.SGD``. A step reads them anew.
+        velocities: the velocity of each parameter that has taken a step with momentum, by the parameter's ``id``.
     """
 
     param_groups: list[dict[str, Any]]
-    buffers: list[Tensor | None]
+    velocities: dict[int, Tensor]
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        params = list(parameters)
-        self.param_groups = [{"params": params, "lr": lr, "momentum": momentum, "weight_decay": weight_decay}]
-        self.buffers = [None] * len(params)
+        group: dict[str, Any] = {"params": list(parameters), "lr": lr, "momentum": momentum}
+        group |= {"weight_decay": weight_decay, "dampening": 0.0, "nesterov": False, "maximize": False}
+        self.param_groups = [group]
+        self.velocities = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, or set them to zero."""
-        for parameter in self.param_groups[0]["params"]:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
 
     @torch.no_grad()
     def step(self) -> None:
         """Take one step with the parameters that have a gradient."""
-        group = self.param_groups[0]
-        params: list[Tensor] = []
-        gradients: list[Tensor] = []
-        positions: list[int] = []
-        for position, parameter in enumerate(group["params"]):
-            if parameter.grad is not None:
-                params.append(parameter)
-                gradients.append(parameter.grad)
-                positions.append(position)
-        buffers = [self.buffers[position] for position in positions]
-        sgd(
-            params,
-            gradients,
-            buffers,
-            foreach=True,  # one call per operation instead of one per tensor; the same operations, so the same bits
-            lr=group["lr"],
-            momentum=group["momentum"],
-            weight_decay=group["weight_decay"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        for position, buffer in zip(positions, buffers, strict=True):
-            self.buffers[position] = buffer
+        for group in self.param_groups:
+            params = [parameter for parameter in group["params"] if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in params]
+            velocities = [self.velocities.get(id(parameter)) for parameter in params]
+            settings = {name: group[name] for name in SETTINGS}
+            # foreach: one call per operation instead of one per tensor; the same operations, so the same bits
+            sgd(params, gradients, velocities, foreach=True, **settings)
+            for parameter, velocity in zip(params, velocities, strict=True):
+                if velocity is not None:
+                    self.velocities[id(parameter)] = velocity

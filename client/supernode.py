@@ -21,6 +21,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+import httpx
 from flwr.common.config import parse_config_args
 from flwr.supercore.exit import add_exit_handler
 from flwr.supernode.cli import flower_supernode
@@ -38,8 +39,14 @@ FAILED = 1
 PROGRAM = "flwr.supernode.cli.flower_supernode"
 """Module of Flower's program, which makes the factory of its node state."""
 
+CONNECTION = "flwr.supernode.fleet_http_connection"
+"""Module of Flower's connection to the server, which makes the client of its HTTP calls."""
+
 METRICS = "--metrics"
 """Goldfinch's own option."""
+
+ANSWER_SECONDS, SLOWEST_LINK = 30.0, 1000.0
+"""Seconds that a call has, as in Flower, and the bytes a second for which it has more, by its size."""
 
 
 def main() -> None:
@@ -57,6 +64,7 @@ def main() -> None:
     _note_calls("SendNodeHeartbeat", lambda *_: condition.note_heartbeat())
     _note_calls("PullMessages", partial(_note_requests, condition))
     _note_calls("PushMessages", partial(_note_replies, condition))
+    vars(importlib.import_module(CONNECTION))["FleetHttpClient"] = PatientClient
     supervisor.start()
     condition.start()
     end = partial(_end_all, copying)
@@ -65,7 +73,7 @@ def main() -> None:
         flower_supernode()
     except Exception:
         traceback.print_exc()
-    print("goldfinch-supernode: the SuperNode failed and ends; start it again", file=sys.stderr, flush=True)
+    print("goldfinch-supernode: the SuperNode failed, see above, and ends; start it again", file=sys.stderr, flush=True)
     end()
     wait_for_lines(copying)
     os._exit(FAILED)
@@ -113,6 +121,20 @@ def _note_calls(name: str, called: Callable[[Any, Any], None]) -> None:
         return answer
 
     setattr(FleetHttpClient, name, noted)
+
+
+class PatientClient(FleetHttpClient):
+    """Flower's connection to the server, which gives each call the time that its own bytes take on a slow link.
+
+    Flower's 30 seconds begin when the bytes are in the socket's buffer. Where the link takes longer to empty it, the
+    server has the reply, and the node sends it again, without limit, and takes no further message.
+    """
+
+    def _unary_unary(self, *, request: Any, timeout: Any = None, **named: Any) -> Any:
+        if timeout is None:
+            seconds = ANSWER_SECONDS + request.ByteSize() / SLOWEST_LINK
+            timeout = httpx.Timeout(ANSWER_SECONDS, read=seconds, write=seconds)
+        return super()._unary_unary(request=request, timeout=timeout, **named)
 
 
 def _note_state() -> Callable[[], Any]:

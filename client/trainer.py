@@ -195,7 +195,11 @@ class LocalExchange:
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         if self.train.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-        return SGD(parameters, rate, self.train.momentum, decay)
+        given = list(parameters)
+        if given and all(isinstance(parameter, nn.Parameter) for parameter in given):
+            return SGD(given, rate, self.train.momentum, decay)
+        # groups, names or mistakes: PyTorch's own takes them, or says what is wrong
+        return torch.optim.SGD(given, lr=rate, momentum=self.train.momentum, weight_decay=decay, foreach=True)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return random numbers keyed by (seed, purpose, round, client)."""

@@ -74,6 +74,12 @@ class RunModel:
         checkpoint = kept.load()
         if checkpoint is None:
             raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
+        chosen = self.record.summary.get("validation", {}).get("round")
+        if self.chosen == "best" and chosen not in (None, checkpoint.state.round):
+            raise CheckpointError(
+                f"{self.folder}: the best round by validation is {chosen}, and the model that is kept as the best is "
+                f"of round {checkpoint.state.round}; --round last takes the newest model"
+            )
         return checkpoint
 
     @property

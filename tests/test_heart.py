@@ -48,7 +48,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         r"server\.run\.(schema|files|summary|trackers|tail|events|prototype_log)",
         r"common\.extras",
     ),
-    "what makes steps quick, and changes no bit": (r"client\.(capture|structure|watched|optimizer|model_state)",),
+    "what makes steps quick, and changes no bit": (
+        r"client\.(capture|structure|watched|optimizer|model_state|transfer)",
+    ),
     "the kernel": (r"common\.losses\.triton_kernel",),
 }
 """The rooms beside the heart: modules by pattern. A run imports them; its data pass through the heart without them."""

@@ -28,6 +28,9 @@ MAX_DOMAINS = 1000
 MAX_CLASSES = 10_000
 MAX_FILES = 1000
 
+OTHER_VERSION = "if client and server differ in their version, install the same Goldfinch on both"
+"""The remedy for a header whose fields are others."""
+
 SCALED = "scaled"
 """Status in ``replies.jsonl`` of a client whose update a filter scaled down, and which was used."""
 
@@ -261,4 +264,4 @@ def read_header(kind: type[Message], header: Mapping[str, Any]) -> Message:
         reason = str(error)
         if isinstance(error, ValidationError):
             reason = mistakes(error, kind)
-        raise PayloadError(f"the message's header is wrong: {reason}") from error
+        raise PayloadError(f"the message's header is wrong: {reason}; {OTHER_VERSION}") from error

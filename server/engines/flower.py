@@ -495,7 +495,7 @@ class FlowerEngine:
                 each error that a client raises, so the code ``UNKNOWN`` comes from Ray alone.
         """
         if message is None:
-            return Failure(name, "lost", "its answer got lost on the way, or is too large")
+            return Failure(name, "lost", "its answer did not arrive whole: no part came for 180 s, or it is too large")
         if message.has_error():
             if self.simulated and message.error.code == ENDS_RUN:
                 raise EngineError(message.error.reason)

@@ -45,6 +45,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NOT_REACHED = "Connection to the SuperLink is unavailable"
 """What Flower's command line prints if no SuperLink listens, or if none answers within its 30 seconds."""
 
+EXPIRED = "certificate has expired"
+"""OpenSSL's message."""
+
+CONNECT_SECONDS = 10.0
+"""Seconds that a TLS handshake with a SuperLink may take that Flower did not reach."""
+
 MAX_TEMPORARY = 40
 """Characters of the temporary folder's path with which Ray's sockets below it stay within the system's 107."""
 
@@ -164,6 +170,10 @@ def program(name: str) -> str:
     return str(path)
 
 
+class NotTrustedError(EngineError):
+    """A SuperLink answers, but its certificate is not accepted."""
+
+
 def ask_flower(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
@@ -171,10 +181,14 @@ def ask_flower(
 
     Args:
         arguments: of ``flwr``.
-        environment: the program's environment.
+        environment: the program's environment, with ``FLWR_HOME``.
         folder: the program's working folder.
+
+    Raises:
+        NotTrustedError: the SuperLink's certificate is not accepted, which Flower reports as a SuperLink that is not
+            there.
     """
-    return subprocess.run(  # noqa: S603  # our own command, no shell
+    done = subprocess.run(  # noqa: S603  # our own command, no shell
         [program("flwr"), *arguments, "--format", "json"],
         env=dict(environment),
         cwd=folder,
@@ -183,6 +197,45 @@ def ask_flower(
         text=True,
         check=False,
     )
+    if NOT_REACHED in done.stdout + done.stderr:
+        _check_certificate(Path(environment["FLWR_HOME"], "config.toml"), arguments)
+    return done
+
+
+def _check_certificate(path: Path, arguments: Sequence[str]) -> None:
+    """Check the certificate of the SuperLink that Flower's arguments name, if one answers.
+
+    Args:
+        path: Flower's ``config.toml``.
+        arguments: of ``flwr``; without a connection's name the default one is meant.
+
+    Raises:
+        NotTrustedError: it is not accepted.
+    """
+    address = ""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"]
+        name = entries.get("default")
+        for word in arguments:
+            if isinstance(entries.get(word), dict):
+                name = word
+        address = entries[name]["address"]
+        host, _, port = address.rpartition(":")
+        context = ssl.create_default_context(cafile=entries[name].get("root-certificates"))
+        with socket.create_connection((host, int(port)), CONNECT_SECONDS) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLCertVerificationError as error:
+        remedy = f"compare address and root-certificates in {path} with the server's certificate"
+        if error.verify_message == EXPIRED:
+            remedy = (
+                "renew it (goldfinch devices certificates) and restart the SuperLink, which ends an active run: "
+                "resume=true continues it. If the certificate is valid, set this machine's clock"
+            )
+        raise NotTrustedError(
+            f"the SuperLink at {address} answers, but its certificate is not accepted: {error.verify_message}; {remedy}"
+        ) from error
+    except (OSError, ValueError, KeyError):  # none answers, or one without TLS: Flower's own message is right
+        return
 
 
 def answer_in(output: str, otherwise: str) -> dict[str, Any]:

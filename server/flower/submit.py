@@ -35,6 +35,7 @@ from common.versions import OURS, VERSION
 from server.flower.cluster import Machine, find_cluster, places_on
 from server.flower.processes import (
     NOT_REACHED,
+    NotTrustedError,
     answer_in,
     ask_flower,
     check_connection,
@@ -437,7 +438,7 @@ class SubmittedRun:
         """Return the run's status and details, after up to 20 seconds if it is not final: the output can end before it.
 
         Raises:
-            EngineError: the SuperLink no longer answers, or no longer knows the run.
+            EngineError: the SuperLink no longer answers, is not trusted, or no longer knows the run.
         """
         status = ""
         details = ""
@@ -446,6 +447,8 @@ class SubmittedRun:
             try:
                 printed = _call(["list", *self.target, "--run-id", self.identity], self.environment, self.folder)
                 entry = entry_of(printed)
+            except NotTrustedError as error:
+                raise EngineError(f"how run {self.identity} ends is not known here: {error}") from error
             except EngineError as error:  # the SuperLink can come back
                 problem = str(error)
                 if UNKNOWN_RUN in problem:

@@ -154,10 +154,13 @@ class RunCheckpoints:
         return checkpoint.state
 
     def save(self, state: GlobalState) -> None:
-        """Keep the state of a round that is done; as the best, too, if the round itself scored it so."""
-        self.last.save(self._checkpoint(state))
+        """Keep the state of a round that is done; as the best, too, if the round itself scored it so.
+
+        The best is written first: what is killed in between holds the round again, and writes both.
+        """
         if self.settings.method.scores_new_state and self.federation.best == state.round:
             self.save_best(state)
+        self.last.save(self._checkpoint(state))
 
     def save_best(self, state: GlobalState) -> None:
         """Keep the state with the best score on validation samples."""

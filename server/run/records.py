@@ -378,6 +378,8 @@ class Recorder:
         early = scored_round < min(EARLY_ROUNDS, self.settings.train.rounds)
         if early or domain in self._collapsed or loss is None or loss > guessing / 2:
             return
+        if not self._has_counts(entry):
+            return
         predicted = one_class(entry["confusion"])
         if predicted is None:
             return

@@ -36,14 +36,14 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) ->
     """Return ``sum_k weights_k * states_k / sum_k weights_k`` over named tensors.
 
     Floating-point tensors are accumulated in float64, one state at a time, and returned in their own dtype. Integers
-    (batch norm's counters) cannot be averaged; their result is the lower median.
+    and truth values (batch norm's counters) cannot be averaged; their result is the lower median.
 
     Args:
         states: the clients' tensors by name.
         weights: one number per state, >= 0.
 
     Raises:
-        ValueError: no states, names that differ, or weights that do not sum to a positive number.
+        ValueError: no states, names or shapes that differ, or weights that do not sum to a positive number.
     """
     if not states:
         raise ValueError("there is nothing to average")
@@ -51,55 +51,73 @@ def average(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) ->
     if not total > 0:
         raise ValueError(f"weights must sum to a positive number; got {total}")
     shares = [weight / total for weight in weights]
+    shapes = {name: tensor.shape for name, tensor in states[0].items()}
+    for state in states[1:]:
+        if {name: tensor.shape for name, tensor in state.items()} != shapes:
+            raise ValueError("the states have tensors of different names or shapes")
     result: dict[str, Tensor] = {}
     for names in _groups(states[0]):
-        first = states[0][names[0]]
-        if len(names) == 1 and first.is_floating_point():
-            result[names[0]] = _weighted_sum([state[names[0]] for state in states], shares)
+        if states[0][names[0]].is_floating_point():
+            result |= _weighted_sums(states, names, shares)
             continue
-        rows = [torch.cat([state[name].reshape(-1) for name in names]) for state in states]
-        if first.is_floating_point():
-            combined = _weighted_sum(rows, shares)
-        else:
-            combined = torch.stack(rows).median(0).values
-        sizes = [states[0][name].numel() for name in names]
-        for name, part in zip(names, combined.split(sizes), strict=True):
-            result[name] = part.view(states[0][name].shape).clone()
-    return {name: result[name] for name in states[0]}
+        for name in names:
+            stacked = torch.stack([state[name] for state in states])
+            if stacked.dtype == torch.bool:
+                stacked = stacked.to(torch.uint8)
+            result[name] = stacked.median(0).values.to(states[0][name].dtype)
+    return {name: result[name] for name in shapes}
 
 
 def _groups(state: Mapping[str, Tensor]) -> list[list[str]]:
-    """Return the names in groups of one dtype and device; small tensors share a group, a large one has its own.
+    """Return the names in groups of one dtype and device; a tensor that fills a block has a group of its own.
 
     Each operation costs as much for ten numbers as for a thousand, and half of a network's tensors have few.
     """
     groups: list[list[str]] = []
-    small: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
     for name, tensor in state.items():
-        if tensor.numel() > SMALL_ELEMENTS and tensor.is_floating_point():
+        if tensor.numel() > SMALL_ELEMENTS:
             groups.append([name])
-        else:
-            small.setdefault((tensor.dtype, tensor.device), []).append(name)
-    return groups + list(small.values())
+            continue
+        kind = tensor.dtype, tensor.device
+        names, size = open_groups.get(kind, ([], 0))
+        if not names or size + tensor.numel() > BLOCK_ELEMENTS:
+            names, size = [], 0
+            groups.append(names)
+        names.append(name)
+        open_groups[kind] = names, size + tensor.numel()
+    return groups
 
 
-def _weighted_sum(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Return ``sum_k shares_k * parts_k`` in float64, block by block, so that the sums stay in the processor's cache.
+def _weighted_sums(
+    states: Sequence[Mapping[str, Tensor]], names: Sequence[str], shares: Sequence[float]
+) -> dict[str, Tensor]:
+    """Return ``sum_k shares_k * states_k`` of some tensors in float64, block by block.
 
-    Every element goes through the same operations in the same order as without blocks, so the result is bit-equal.
+    The sums stay in the processor's cache, and of each state one block is copied at a time. Every element goes through
+    the same operations in the same order as without blocks, so the result is bit-equal.
     """
-    first = parts[0]
-    rows = [part.reshape(-1) for part in parts]
-    result = torch.empty(first.numel(), dtype=first.dtype, device=first.device)
-    sums = torch.empty(min(BLOCK_ELEMENTS, len(result)), dtype=torch.float64, device=first.device)
+    first = [states[0][name] for name in names]
+    rows: list[Tensor] = []
+    if len(names) == 1:
+        rows = [state[names[0]].reshape(-1) for state in states]
+    sizes = [tensor.numel() for tensor in first]
+    result = torch.empty(sum(sizes), dtype=first[0].dtype, device=first[0].device)
+    size = max(1, min(BLOCK_ELEMENTS, len(result)))
+    sums = torch.empty(size, dtype=torch.float64, device=result.device)
     terms = torch.empty_like(sums)
-    for start in range(0, len(result), BLOCK_ELEMENTS):
-        block = slice(start, min(start + BLOCK_ELEMENTS, len(result)))
+    for start in range(0, len(result), size):
+        block = slice(start, min(start + size, len(result)))
         total, term = sums[: block.stop - start].zero_(), terms[: block.stop - start]
-        for row, share in zip(rows, shares, strict=True):
-            total.add_(term.copy_(row[block]), alpha=share)
+        for position, share in enumerate(shares):
+            if rows:
+                row = rows[position][block]
+            else:  # together they fit in one block
+                row = torch.cat([states[position][name].reshape(-1) for name in names])
+            total.add_(term.copy_(row), alpha=share)
         result[block] = total
-    return result.view(first.shape)
+    parts = zip(names, first, result.split(sizes), strict=True)
+    return {name: part.view(tensor.shape) for name, tensor, part in parts}
 
 
 def number_by_number(parts: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> Tensor:

@@ -81,7 +81,10 @@ class ClientContext(Protocol):
         """Return ``make()`` on the first call with ``name`` in this exchange, and the same object afterwards."""
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], rate: float = 1.0) -> Optimizer:
-        """Return a new optimiser of the run's kind, with ``rate`` times the learning rate of this round."""
+        """Return a new optimiser of the run's kind, with ``rate`` times the learning rate of this round.
+
+        With SGD it has what :class:`Optimizer` has, and no more.
+        """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return random numbers keyed by (seed, purpose, round, client)."""

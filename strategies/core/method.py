@@ -21,6 +21,7 @@ from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
+from common.wire.payload import CARRIED
 from strategies.core.context import ClientContext, ServerContext
 from strategies.core.exchange import (
     Batch,
@@ -381,12 +382,16 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
         settings: the run's settings.
         model: the run's model with its initial weights, or one of the same architecture.
         client_count: number of clients of the run.
+
+    Raises:
+        ConfigError: the method exchanges a part of the model that messages cannot contain.
     """
     names = settings.method.shared_names(model)
     parameters = names & {name for name, _ in model.named_parameters()}
     shared: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name in names:
+            _check_carried(name, tensor)
             shared[name] = tensor.clone()
     return ServerContext(
         rounds=settings.train.rounds,
@@ -401,4 +406,17 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
         seed=settings.seed,
         new_model=partial(build_model, settings, client_count),
         largest_share=settings.rounds.largest_share,
+    )
+
+
+def _check_carried(name: str, value: object) -> None:
+    found = type(value).__name__
+    if isinstance(value, Tensor):
+        found = f"a tensor, {value.dtype}, {value.layout}"
+        if value.dtype in CARRIED.values() and value.layout == torch.strided:
+            return
+    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED.values())
+    raise ConfigError(
+        f"the network's {name} is {found}, which messages cannot contain: make it a dense tensor of {known}, or a "
+        "buffer with persistent=False, which stays on each device"
     )

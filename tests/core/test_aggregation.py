@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.numerics import derive, generator, numpy_generator
-from strategies.core.aggregation import average, cap_shares
+from strategies.core.aggregation import BLOCK_ELEMENTS, average, cap_shares
 from strategies.parts.edits import add_linear, pull_towards
 
 
@@ -161,3 +161,35 @@ def test_the_streams_are_those_of_every_other_machine() -> None:
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=8))
 def test_a_largest_share_of_1_leaves_every_share_as_it_is(shares: list[float]) -> None:
     assert cap_shares(shares, 1.0) == shares
+
+
+@pytest.mark.parametrize("other", [{"a": 4, "b": 3}, {"a": 3}, {"a": 3, "b": 4, "c": 1}, {"a": 3, "m": 4}])
+def test_states_that_do_not_fit_each_other_are_refused(other: dict[str, int]) -> None:
+    given_states = [{"a": torch.ones(3), "b": torch.zeros(4)}, {name: torch.ones(size) for name, size in other.items()}]
+    with pytest.raises(ValueError, match="different names or shapes"):
+        average(given_states, [1, 1])
+
+
+def test_truth_values_have_a_median_too() -> None:
+    given_states = [{"mask": torch.tensor([each, True, False])} for each in (True, False, True)]
+    found = average(given_states, [1, 1, 1])["mask"]
+    assert found.tolist() == [True, True, False]
+    assert found.dtype == torch.bool
+
+
+def test_of_each_state_one_block_is_copied_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies may lie in files, and all of them must not come into memory together."""
+    joined: list[int] = []
+    cat = torch.cat
+
+    def noted(parts: list[torch.Tensor]) -> torch.Tensor:
+        whole = cat(parts)
+        joined.append(len(whole))
+        return whole
+
+    given_states = [{f"w{index}": torch.full((3000,), float(index + state)) for index in range(70)} for state in (0, 2)]
+    monkeypatch.setattr(torch, "cat", noted)
+    found = average(given_states, [1, 1])
+    assert all(torch.equal(tensor, torch.full((3000,), index + 1.0)) for index, tensor in enumerate(found.values()))
+    assert max(joined) <= BLOCK_ELEMENTS
+    assert sum(joined) == 2 * 70 * 3000

@@ -1,15 +1,20 @@
 """A model that predicts one class in evaluation is reported, and a run that is no better than chance."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import TouchedEngine, run
+from support.toy import toy_settings
 
 import goldfinch as gf
 from bench.normalisation import write_shapes
 from common.metrics import ClassTotals
 from common.settings import load_settings
+from common.wire.messages import Request
+from common.wire.payload import Payload
 from server.run.events import describe
 from server.run.history import read_lines
 from server.run.records import chance, one_class, remedies
@@ -109,3 +114,18 @@ def test_chance_is_the_mean_share_of_the_most_frequent_class() -> None:
     found = chance([even, uneven])
     assert found.average == pytest.approx(100 * (0.5 + 0.8) / 2)
     assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 20 + 0.8 * 0.2 / 10) / 2)
+
+
+@pytest.mark.parametrize("confusion", [None, 7, [["a"]], [[1, 2], [3]], [[10**9] * 4] * 4], ids=str)
+def test_a_device_that_sends_no_counts_that_fit_does_not_end_the_run(confusion: object, tmp_path: Path) -> None:
+    def lie(request: Request, payload: Payload) -> Payload:
+        if request.client != "bright-0":
+            return payload
+        scores = [{**score, "confusion": confusion} for score in payload.header["scores"]]
+        if confusion is None:
+            scores = [{name: value for name, value in score.items() if name != "confusion"} for score in scores]
+        return replace(payload, header={**payload.header, "losses": {"cross_entropy": 0.0}, "scores": scores})
+
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 4, "local_steps": 1})
+    found = run(settings, TouchedEngine(settings, edit=lie))
+    assert found.summary["rounds"] == 4

@@ -122,3 +122,51 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change: str) -> None:
         values["layer.weight"] = torch.zeros(3, 3)
     with pytest.raises(RuntimeError, match=r"norm\.bias|layer\.weight"):
         state.install(values)
+
+
+def test_parts_that_are_put_in_later_are_found() -> None:
+    model = Plain()
+    state = ModelState(model, set(model.state_dict()))
+    model.layer = nn.Linear(3, 2)
+    assert dict(state.reset()).keys() == dict(model.named_parameters()).keys()
+    assert all(one is other for (_, one), (_, other) in zip(state.reset(), model.named_parameters(), strict=True))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(state.tensors()[name], tensor), name
+    model.norm.register_parameter("more", nn.Parameter(torch.zeros(1)))
+    assert "norm.more" in dict(state.reset())
+    model.last = nn.Sequential(nn.Linear(2, 1))
+    assert "last.0.weight" in state.tensors()
+    model.last = Hooked()
+    state.install(dict(model.state_dict()))
+    assert model.last.loads == 1, "a part with a state of its own is installed by load_state_dict from now on"
+
+
+def test_buffers_outside_the_state_begin_anew_with_each_installation() -> None:
+    model = Replaces()
+    state = ModelState(model, set(model.state_dict()))
+    model.not_kept.add_(7)
+    model.moving = torch.ones(2)
+    state.install(state.initial)
+    assert not model.not_kept.any()
+    model.not_kept = torch.full((2,), 3.0)  # another tensor
+    state.install(state.initial)
+    assert not model.not_kept.any()
+
+
+class StaysInEvaluation(Plain):
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_model_is_reset_by_its_own_functions() -> None:
+    model = StaysInEvaluation()
+    state = ModelState(model, set(model.state_dict()))
+    model.eval().requires_grad_(False)
+    model.layer.weight.grad = torch.ones(2, 3)
+    parameters = state.reset()
+    assert model.training
+    assert model.layer.training
+    assert not model.norm.training
+    assert all(parameter.requires_grad and parameter.grad is None for _, parameter in parameters)

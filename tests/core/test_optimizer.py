@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.exchanges import local_exchange
 from support.federation import ROOT
+from support.toy import toy_settings
 from torch import nn
 
 from client.optimizer import SGD
@@ -55,6 +58,43 @@ def test_the_bits_are_those_of_pytorchs_optimiser(momentum: float, decay: float)
     assert any(
         not torch.equal(now, first) for now, first in zip(ours.parameters(), nets()[0].parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize("change", [{"nesterov": True}, {"dampening": 0.5}, {"maximize": True}, {"momentum": 0.0}])
+def test_a_step_reads_its_groups_as_pytorchs_does(change: dict[str, float]) -> None:
+    ours, theirs = nets()
+    mine = SGD(list(ours.parameters())[:4], lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(list(theirs.parameters())[:4], lr=0.1, momentum=0.9, foreach=True)
+    draws = generator(0, "groups")
+    for step in range(4):
+        for pair in zip(ours.parameters(), theirs.parameters(), strict=True):
+            gradient = torch.randn(pair[0].shape, generator=draws)
+            for parameter in pair:
+                parameter.grad = gradient.clone()
+        if step == 1:
+            mine.param_groups[0] |= change
+            reference.param_groups[0] |= change
+        if step == 2:
+            others = {"params": list(ours.parameters())[4:], "lr": 0.01}
+            mine.param_groups.append(mine.param_groups[0] | others)
+            others["params"] = list(theirs.parameters())[4:]
+            reference.add_param_group(reference.param_groups[0] | others)
+        mine.step()
+        reference.step()
+    for mine_now, theirs_now in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine_now, theirs_now)
+
+
+def test_groups_and_mistakes_are_left_to_pytorch(tmp_path: Path) -> None:
+    local = local_exchange(toy_settings("fedavg", tmp_path))
+    first, *others = local.model.parameters()
+    grouped: Any = [{"params": [first], "lr": 0.5}, {"params": others}]
+    assert [group["lr"] for group in local.make_optimizer(grouped).param_groups] == [0.5, local.learning_rate]
+    with pytest.raises(ValueError, match="empty parameter list"):
+        local.make_optimizer([])
+    moved: Any = nn.Parameter(torch.ones(2)).to(torch.float64)
+    with pytest.raises(ValueError, match="non-leaf"):
+        local.make_optimizer([moved])
 
 
 def test_gradients_are_removed_or_set_to_zero() -> None:

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.exchanges import ANSWER, COUNTS, registration
+from support.exchanges import ANSWER, COUNTS, registration, request_to
 from support.toy import CLASSES, toy_settings
 
 from client.transfer import copied_to_cpu
-from common.errors import PayloadError
+from common.errors import ConfigError, PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import Payload, cast_down, cast_up, decode, encode
+from strategies.core.exchange import Client, UploadSpec
 from strategies.core.federation import Federation
+from strategies.core.gate import Gate
+from strategies.core.method import build_model, server_context
 from strategies.core.participants import Registry
 
 
@@ -269,6 +272,61 @@ def test_each_lie_is_refused_with_its_reason(case: str, asked: Asked) -> None:
         asked.admit(change(asked.answer()))
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_no_value_that_is_not_finite_passes(value: float, dtype: torch.dtype, settings: RunSettings) -> None:
+    gate = Gate(UploadSpec(), Federation(settings).server)
+    gate._check_values({"w": torch.ones(3, dtype=dtype)})
+    with pytest.raises(PayloadError, match="w has values that are not finite"):
+        gate._check_values({"v": torch.ones(2, dtype=dtype), "w": torch.tensor([1.0, value]).to(dtype)})
+
+
+def test_a_further_tensor_of_a_weight_s_name_does_not_hide_the_weight(settings: RunSettings) -> None:
+    client = Client("dark-0", "dark", 24, (6, 6, 6, 6), 0, 3)
+    server = replace(Federation(settings).server, clients=(client,))
+    gate = Gate(UploadSpec(extra={"head.bias": (torch.float32, (4,))}), server)
+    request = request_to(settings, client="dark-0", score=[])
+    facts = {**ANSWER, **{name: getattr(request, name) for name in ("run", "method", "round", "exchange", "attempt")}}
+    good = Payload(dict(server.shared), extra={"head.bias": torch.zeros(4)}, header=facts)
+    assert gate.admit(request, read_header(Answer, facts), good, client) is not None
+    huge = replace(good, weights={**good.weights, "head.bias": torch.full((4,), 1e30)})
+    with pytest.raises(PayloadError, match=r"head.bias has norm"):
+        gate.admit(request, read_header(Answer, facts), huge, client)
+
+
+def test_integers_that_are_negative_on_the_server_too_are_no_counters(settings: RunSettings) -> None:
+    server = Federation(settings).server
+    integers = {"table": torch.tensor([-1, 0, 1]), "count": torch.tensor([3])}
+    client = Client("dark-0", "dark", 24, (6, 6, 6, 6), 0, 3)
+    server = replace(server, shared={**server.shared, **integers}, clients=(client,), round=1)
+    gate = Gate(UploadSpec(), server)
+    gate._check_model({"table": torch.tensor([-1, 0, 1])})
+    with pytest.raises(PayloadError, match="count has negative values; the server's has none"):
+        gate._check_model({"count": torch.tensor([-3])})
+
+
+@pytest.mark.parametrize("value", ["int8", "complex", "sparse", "mapping"])
+def test_a_network_with_what_messages_cannot_contain_is_refused_before_anything_is_trained(
+    value: str, settings: RunSettings
+) -> None:
+    model = build_model(settings, 3)
+    if value == "mapping":
+        model.get_submodule("head").register_buffer("kept", torch.zeros(1))
+        model.register_state_dict_post_hook(_with_a_mapping)
+    else:
+        made = {"int8": torch.zeros(1, dtype=torch.int8), "complex": torch.zeros(1, dtype=torch.complex64)}
+        model.register_buffer("kept", made.get(value, torch.eye(3).to_sparse()))
+    with pytest.raises(ConfigError, match="which messages cannot contain: make it a dense tensor of"):
+        server_context(settings, model, 3)
+    fine = build_model(settings, 3)
+    fine.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    assert "mask" in server_context(settings, fine, 3).shared
+
+
+def _with_a_mapping(module: object, state: dict[str, Any], prefix: str, metadata: object) -> None:
+    state[f"{prefix}_extra_state"] = {"a": 1}
 
 
 def test_an_update_without_the_score_that_was_asked_for_is_accepted(asked: Asked) -> None:

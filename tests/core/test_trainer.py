@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from client.trainer import LocalExchange, memory_format
 from common.errors import DataError, PayloadError
 from common.models.specs import DigitCNN
-from common.prototypes import class_means
+from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings, with_method
 from common.wire.messages import Answer, read_header
 from common.wire.payload import Payload
@@ -258,6 +258,8 @@ WRONG = {
     "another method": ({"method": "fpl"}, "give both the same overrides"),
     "another client": ({"client": "dark-0"}, "the request is for dark-0"),
     "another exchange": ({"exchange": "collaborate"}, "has no exchange 'collaborate'"),
+    "a position beyond the clients": ({"client_index": 3}, "this is client 3 of 3; the run has 3"),
+    "more clients than the run has": ({"client_count": 10**9}, "client 0 of 1000000000; the run has 3"),
     "a domain it cannot score": ({"score": ["dark"]}, "cannot score dark; it can score bright"),
 }
 
@@ -284,6 +286,18 @@ def test_a_device_refuses_another_model(case: str, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path)
     with pytest.raises(PayloadError, match=case):
         device_of(settings).answer(request_to(settings), Payload(spoiled(settings)[case]))
+
+
+@pytest.mark.parametrize(
+    ("label", "size", "reason"),
+    [(4, 128, "a prototype of class 4; the run has 4"), (0, 3, "prototypes of 3 features; the model has 128")],
+    ids=["class", "features"],
+)
+def test_a_device_refuses_prototypes_that_do_not_fit(label: int, size: int, reason: str, tmp_path: Path) -> None:
+    settings = toy_settings("fpl", tmp_path)
+    rows = PrototypeSet(torch.ones(1, size), torch.tensor([label]), torch.ones(1))
+    with pytest.raises(PayloadError, match=reason):
+        device_of(settings).answer(request_to(settings), replace(message(settings), prototypes=rows))
 
 
 def test_a_client_needs_two_samples(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from common.client_state import ClientStore
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
-from common.errors import ConfigError, DataError
+from common.errors import CheckpointError, ConfigError, DataError
 from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
 from common.wire.messages import Request
@@ -364,3 +364,46 @@ def test_the_validated_round_is_scored_on_test() -> None:
     assert {name: rule["validation"] for name, rule in rules.items()} == expected
     assert "validated" not in summarise(tested, 2)
     assert "validated" not in summarise(tested[:2], 2, held_out), "its best round was not scored on test"
+
+
+# ---- a kill while the best model is kept -----------------------------------------------------------------------------
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["before the best", "between the best and the last"])
+def test_a_run_that_is_killed_while_it_keeps_its_best_model_has_it_once_resumed(
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = validating("fedpall", tmp_path)
+    whole = Checkpoints.save
+    killed: list[int] = []
+    saved: list[int] = []
+
+    def save(self: Checkpoints, checkpoint: Checkpoint) -> None:
+        if checkpoint.state.round == 1:
+            saved.append(1)
+        if checkpoint.state.round == 1 and len(saved) > written and not killed:
+            killed.append(1)
+            raise KilledError
+        whole(self, checkpoint)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    with pytest.raises(KilledError):
+        run(settings)
+    found = run(replace(settings, resume=True))
+    assert best(found.folder).state.round == found.summary["validation"]["round"]
+
+
+def test_a_best_model_of_an_earlier_round_is_not_taken_for_the_best(tmp_path: Path) -> None:
+    folder = run(validating("fedavg", tmp_path)).folder
+    kept = best(folder)
+    record = RunRecord(folder)
+    assert RunModel(record, "best").checkpoint.state.round == kept.state.round > 0
+    earlier = replace(kept, state=replace(kept.state, round=kept.state.round - 1))
+    Checkpoints(folder / "checkpoint", kind=BEST).replace(earlier)
+    with pytest.raises(CheckpointError, match=rf"best round by validation is {kept.state.round}, and.*--round last"):
+        _ = RunModel(record, "best").checkpoint
+    assert RunModel(record, "last").checkpoint.state.round == 3

@@ -13,11 +13,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from support.proxies import started_upstream
 
 from common.errors import ConfigError
 from goldfinch.cli import main
+from server.admission import certificates
 from server.admission.certificates import Certificates, ensure
 from server.admission.enrolment import Enrolment
+from server.flower import processes
+from server.flower.processes import NOT_REACHED, NotTrustedError, ask_flower
 
 
 def handshake(server: Certificates, authority: Path, name: str) -> str:
@@ -106,6 +110,45 @@ def test_a_client_refuses_another_name_and_another_authority(made: Certificates,
     ensure(tmp_path, ["fl.example.org"])
     assert "mismatch" in handshake(made, made.authority, "evil.example.org")
     assert "unable to get local issuer" in handshake(made, Certificates(tmp_path).authority, "fl.example.org")
+
+
+@pytest.mark.parametrize(
+    ("days", "trusted", "message"),
+    [
+        (
+            -0.01,
+            "ours",
+            "is not accepted: certificate has expired; renew it .goldfinch devices certificates. and restart",
+        ),
+        (1, "theirs", "is not accepted: unable to get local issuer certificate; compare address and root-certificates"),
+        (1, "ours", ""),
+    ],
+)
+def test_a_superlink_that_flower_does_not_trust_is_not_called_unavailable(
+    days: float, trusted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower prints the same as where none listens; the reason is in the handshake."""
+    files = Certificates(tmp_path / "ours")
+    ensure(files.folder, [])
+    ensure(tmp_path / "theirs", [])
+    certificates._make_server(files, list(certificates.LOCAL_HOSTS), days)  # type: ignore[arg-type]
+    flwr = tmp_path / "flwr"
+    flwr.write_text(f"#!/bin/sh\necho '{NOT_REACHED}. Please check your network connection'\n")
+    flwr.chmod(0o755)
+    monkeypatch.setattr(processes, "program", lambda _: str(flwr))
+    with started_upstream(files) as upstream:
+        (tmp_path / "config.toml").write_text(
+            f'[superlink]\ndefault = "other"\n[superlink.other]\naddress = "127.0.0.1:1"\n[superlink.link]\n'
+            f'address = "127.0.0.1:{upstream.server_port}"\n'
+            f'root-certificates = "{Certificates(tmp_path / trusted).authority}"\n'
+        )
+        environment = {"FLWR_HOME": str(tmp_path)}
+        assert NOT_REACHED in ask_flower(["list"], environment, tmp_path).stdout
+        if message:
+            with pytest.raises(NotTrustedError, match=message):
+                ask_flower(["list", "link"], environment, tmp_path)
+        else:
+            assert NOT_REACHED in ask_flower(["list", "link"], environment, tmp_path).stdout
 
 
 def test_the_server_certificate_cannot_sign(made: Certificates) -> None:

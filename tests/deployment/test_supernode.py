@@ -76,7 +76,7 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
             cable.mend()
             wait_until_ended([node], SECONDS)
             assert node.process.poll() == 1, node.tail()
-            assert "the SuperNode failed and ends; start it again" in node.tail()
+            assert "the SuperNode failed, see above, and ends; start it again" in node.tail()
             assert not lock.exists()
             assert without_time(node.log.read_text().splitlines()) == []
     finally:

@@ -12,12 +12,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
-from flwr.common.constant import Status
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT, Status
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from support.faults import wait_until
 from support.federation import ROOT
 
+from client.supernode import ANSWER_SECONDS, SLOWEST_LINK, PatientClient
 from client.supervision import Supervisor
 
 
@@ -160,3 +164,23 @@ def test_everything_that_a_supernode_started_ends_with_it(tmp_path: Path) -> Non
     assert (
         subprocess.run([sys.executable, program], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=120).returncode == 0
     )
+
+
+def test_a_call_has_the_time_that_its_own_bytes_take_on_a_slow_link() -> None:
+    given: list[dict[str, float]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        given.append(request.extensions["timeout"])
+        kinds = {"push-object": PushObjectResponse(), "send-node-heartbeat": SendNodeHeartbeatResponse()}
+        return httpx.Response(200, content=kinds[request.url.path.rpartition("/")[2]].SerializeToString())
+
+    client = PatientClient("http://server")
+    client._client = httpx.Client(transport=httpx.MockTransport(answer), timeout=30.0)
+    for size in (0, 600_000):
+        client.PushObject(PushObjectRequest(object_content=bytes(size)))
+    client.SendNodeHeartbeat(SendNodeHeartbeatRequest())
+    small, large, heartbeat = given
+    assert small == pytest.approx(dict.fromkeys(("connect", "pool", "read", "write"), ANSWER_SECONDS))
+    assert large["connect"] == ANSWER_SECONDS
+    assert large["read"] == large["write"] >= ANSWER_SECONDS + 600_000 / SLOWEST_LINK
+    assert set(heartbeat.values()) == {HEARTBEAT_CALL_TIMEOUT}

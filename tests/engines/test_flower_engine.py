@@ -195,7 +195,7 @@ def test_what_cannot_be_received_is_that_client_s_loss(
     monkeypatch.setattr(f"server.engines.inbox.{name}", value)
     grid = Deployment(scripted(REFUSAL))
     _, failures = engine_of(grid, "a").exchange(Payload(), asked("a"), 5)
-    reason = "its answer got lost on the way, or is too large"
+    reason = "its answer did not arrive whole: no part came for 180 s, or it is too large"
     assert [(failure.status, failure.reason) for failure in failures] == [("lost", reason)]
     assert grid.calls.count("PullObject") == pulled
 

@@ -1,4 +1,4 @@
-"""Devices at the slow edge: a slow start of ClientApps, a slow link, a certificate that ends, a full disk, two runs.
+"""Devices at the slow edge: a slow start of ClientApps, a certificate that ends, a full disk, two runs.
 
 Each says what is wrong, and keeps what was done.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cables import Cable
 from support.faults import events, node_log, small_disk, started_by, wait_until
 
 from common.errors import EngineError
@@ -104,31 +103,6 @@ def test_sigterm_ends_a_node_and_the_clientapp_that_is_still_starting(tmp_path: 
 def _try_run(deployment: LocalDeployment, output: Path) -> None:
     with pytest.raises(EngineError):
         deployment.run(load_settings(run_words(output)))
-
-
-class SlowLink(Cable):
-    """Passes 25 kB a second on. Below 17 kB/s Flower's 30 seconds for a call are over too soon (docs/deploy.md)."""
-
-    def _pass(self, ready, ends) -> bool:  # type: ignore[no-untyped-def]
-        for key, _ in ready.select():
-            content = key.fileobj.recv(1024)
-            if not content:
-                return False
-            time.sleep(len(content) / 25_000)
-            ends[key.fileobj].sendall(content)
-        return True
-
-
-def test_a_device_behind_a_slow_link_takes_part(tmp_path: Path) -> None:
-    deployment = LocalDeployment(tmp_path / "deployment", {"sketch-0": {"domain": "sketch"}})
-    link = SlowLink(deployment.address)
-    deployment.node_address = link.address
-    try:
-        with deployment:
-            deployment.run(load_settings(run_words(tmp_path / "run")))
-    finally:
-        link.close()
-    assert [line["status"] for line in RunRecord(tmp_path / "run").replies] == ["trained", "scored"]
 
 
 def test_a_certificate_that_ends_is_said_before_and_named_after(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""A network cable that can be cut: a TCP forwarder between a node and its SuperLink."""
+"""A network cable that can be cut, and a slow one: TCP forwarders between a node and its SuperLink."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import selectors
 import socket
 import threading
 import time
+from math import inf
 
 
 class Cable:
@@ -79,3 +81,51 @@ class Cable:
             time.sleep(self.delay)
             ends[source].sendall(content)
         return True
+
+
+class SlowCable(Cable):
+    """One slow link for all connections.
+
+    ``rate`` is the bytes a second that it carries each way, ``latency`` the seconds that a byte is under way.
+    """
+
+    def __init__(self, target: str, rate: float = inf, latency: float = 0.0) -> None:
+        self.rate, self.latency = rate, latency
+        self._turn, self._free_at = threading.Lock(), {"up": 0.0, "down": 0.0}
+        super().__init__(target)
+
+    def _forward(self, near: socket.socket) -> None:
+        with near, contextlib.suppress(OSError), socket.create_connection(self.target) as far:
+            self._open |= {near, far}
+            down = threading.Thread(target=self._carry, args=(far, near, "down"), daemon=True)
+            down.start()
+            self._carry(near, far, "up")
+            down.join()
+            self._open -= {near, far}
+
+    def _carry(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        """Pass on what comes from ``source``, until its end."""
+        under_way: queue.Queue[tuple[float, bytes]] = queue.Queue()
+        arrival = threading.Thread(target=self._arrive, args=(under_way, target), daemon=True)
+        arrival.start()
+        content = b"."
+        while content:
+            content = b""
+            with contextlib.suppress(OSError):
+                content = source.recv(1024)
+            with self._turn:
+                passed = max(time.monotonic(), self._free_at[way]) + len(content) / self.rate
+                self._free_at[way] = passed
+            under_way.put((passed + self.latency, content))
+            time.sleep(max(0.0, passed - time.monotonic()))
+        arrival.join()
+
+    def _arrive(self, under_way: queue.Queue[tuple[float, bytes]], target: socket.socket) -> None:
+        content = b"."
+        while content:
+            due, content = under_way.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            with contextlib.suppress(OSError):  # the other end has gone
+                target.sendall(content)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
