@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from support.engines import GRIDS, REFUSAL, Clock, asked, engine_of, failure_to_fit_res, refusal_to_properties
 from support.grids import Deployment, Simulation, scripted
 from support.nodes import OVERRIDES, Node, deployment, simulation, through
+from support.toy import method_at_defaults
 
 from client import node as client_node
 from client.app import as_arrays
@@ -46,7 +47,11 @@ def no_devices_of_other_tests() -> None:
 
 QUICK = "fpl_heal"
 """A method with prototypes and with states of the clients' own."""
-OTHERS = sorted({path.stem for path in (CONF / "method").glob("*.yaml")} - {QUICK})
+OTHERS = [
+    path.stem
+    for path in sorted((CONF / "method").glob("*.yaml"))
+    if path.stem != QUICK and not method_at_defaults(path.stem).bound  # a bound of a table is only simulated
+]
 
 
 def kept_positions(folder: Path) -> set[str]:
