@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from common.accounting import DELTA
 from common.gauges import gauge
 
 WRITE_SECONDS = 10.0
@@ -45,7 +47,8 @@ class Condition:
         server: ``host:port`` of the server; empty if its certificate is not looked at.
         authority: certificate of the authority that the server's is verified with.
         state: the state folder; ``None`` if the node configuration names none.
-        max_releases: the device's own limit of releases; ``None`` without one.
+        max_releases, max_epsilon: the device's own limits; ``None`` without one.
+        delta: delta of ``max_epsilon``.
         slowest_start: returns the seconds of the slowest start of a ClientApp.
     """
 
@@ -54,10 +57,14 @@ class Condition:
     authority: Path | None = None
     state: Path | None = None
     max_releases: float | None = None
+    max_epsilon: float | None = None
+    delta: float = DELTA
     slowest_start: Callable[[], float] = float
     _heartbeat: float | None = None
     _reply: float | None = None
     _replies: int = 0
+    _works: bool = False
+    _missed: int = 0
     _days: float | None = None
     _certificate_due: float = 0.0
     _ready: bool = False
@@ -74,8 +81,19 @@ class Condition:
             self._ready = True
             notify("READY=1")
 
-    def note_reply(self) -> None:
-        """Note that the server has accepted a reply."""
+    def note_request(self) -> None:
+        """Note that a request of the server has arrived."""
+        if self._works:
+            self._missed += 1
+        self._works = True
+
+    def note_reply(self, *, failed: bool = False) -> None:
+        """Note that the server has accepted a reply, or that the ClientApp failed."""
+        self._works = False
+        if failed:
+            self._missed += 1
+            return
+        self._missed = 0
         self._reply = time.time()
         self._replies += 1
 
@@ -118,30 +136,45 @@ class Condition:
 
     def lines(self) -> list[str]:
         """Return the lines of the file."""
-        releases, free = None, None
+        free = None
         if self.state is not None:
-            releases = float(_releases(self.state))
             with contextlib.suppress(OSError):
                 free = float(shutil.disk_usage(self.state).free)
-        left = None
-        if releases is not None and self.max_releases is not None:
-            left = max(0.0, self.max_releases - releases)
         numbers: list[tuple[str, str, float | None]] = [
             ("written_timestamp_seconds", "When this file was written.", time.time()),
             ("started_timestamp_seconds", "When the SuperNode started.", self._began),
             ("last_heartbeat_timestamp_seconds", "When the server last took a heartbeat.", self._heartbeat),
             ("last_reply_timestamp_seconds", "When the server last took a reply.", self._reply),
             ("replies", "Replies that the server took since the start.", self._replies),
+            ("missed_requests", "Requests in a row, up to now, without a reply that the server took.", self._missed),
             ("slowest_start_seconds", "The slowest start of a ClientApp since the start.", self.slowest_start()),
             ("certificate_days", "Days until the server's certificate ends.", self._days),
             ("disk_free_bytes", "Free space of the state folder.", free),
-            ("privacy_releases", "Updates that left this device, over all runs.", releases),
-            ("privacy_releases_left", "Updates that its own limit still allows.", left),
         ]
         lines: list[str] = []
         for name, meaning, value in numbers:
             lines += gauge(name, meaning, {"": value})
-        return lines
+        return lines + self._budget_lines()
+
+    def _budget_lines(self) -> list[str]:
+        """Return the lines about what left this device, by data set, because each has a ledger."""
+        releases: dict[str, float | None] = {}
+        releases_left: dict[str, float | None] = {}
+        epsilon: dict[str, float | None] = {}
+        epsilon_left: dict[str, float | None] = {}
+        for ledger in _ledgers(self.state, self.delta):
+            releases[ledger.data] = ledger.releases
+            if self.max_releases is not None:
+                releases_left[ledger.data] = max(0.0, self.max_releases - ledger.releases)
+            if self.max_epsilon is not None and ledger.epsilon is not None:
+                epsilon[ledger.data] = ledger.epsilon
+                epsilon_left[ledger.data] = max(0.0, self.max_epsilon - ledger.epsilon)
+        return [
+            *gauge("privacy_releases", "Updates that left this device, over all runs.", releases, "data"),
+            *gauge("privacy_releases_left", "Updates that its own limit still allows.", releases_left, "data"),
+            *gauge("privacy_epsilon", "Epsilon used of this device's own budget.", epsilon, "data"),
+            *gauge("privacy_epsilon_left", "Epsilon that its own budget still allows.", epsilon_left, "data"),
+        ]
 
     def _look_at_certificate(self) -> None:
         """Note the days that the server's certificate is valid, from time to time."""
@@ -157,14 +190,20 @@ class Condition:
 def condition_of(configuration: dict[str, Any], path: Path | None, server: str, authority: str | None) -> Condition:
     """Return the condition of a node with this configuration, as in ``--node-config``."""
     state = configuration.get("state-dir")
-    releases = configuration.get("privacy-max-releases")
+    delta = _number(configuration.get("privacy-delta"))
     return Condition(
         path,
         server if authority else "",
         Path(authority).expanduser() if authority else None,
         Path(str(state)) if state else None,
-        float(releases) if isinstance(releases, int | float) else None,
+        _number(configuration.get("privacy-max-releases")),
+        _number(configuration.get("privacy-max-epsilon")),
+        DELTA if delta is None else delta,
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def certificate_days(server: str, authority: Path) -> float:
@@ -196,10 +235,25 @@ def notify(text: str) -> None:
         stream.sendto(text.encode(), address)
 
 
-def _releases(state: Path) -> int:
-    """Return the releases in all ledgers of a state folder; a ledger that cannot be read counts none."""
-    count = 0
-    for path in state.glob(LEDGERS):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            count += sum(entry["count"] for entry in json.loads(path.read_text())["releases"])
-    return count
+class Used(NamedTuple):
+    """What a ledger says of a data set: its folder's name, the updates, and epsilon; ``None`` is not known."""
+
+    data: str
+    releases: float
+    epsilon: float | None
+
+
+def _ledgers(state: Path | None, delta: float) -> Iterator[Used]:
+    """Yield what the ledgers in a state folder say; one that cannot be read is left out."""
+    if state is None:
+        return
+    for path in sorted(state.glob(LEDGERS)):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            ledger = json.loads(path.read_text())
+            used = float(ledger["epsilon"]) if ledger.get("delta") == delta else None
+            releases = 0
+            for entry in ledger["releases"]:
+                releases += entry["count"]
+                if min(entry["multipliers"].values(), default=0.0) <= 0:
+                    used = math.inf
+            yield Used(path.parent.name, float(releases), used)

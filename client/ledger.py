@@ -130,7 +130,10 @@ class Ledger(PrivateFolder):
                     counted = True
             if not counted:
                 entries.append(Spent(run, client, dict(multipliers), 1))
-            content = {"releases": [vars(entry) for entry in entries]}
+            content: dict[str, Any] = {"releases": [vars(entry) for entry in entries]}
+            if self.budget.max_epsilon is not None:  # for who watches the device without torch (client.condition)
+                spent = [(tuple(entry.multipliers.values()), entry.count) for entry in entries]
+                content |= {"epsilon": composed(spent, self.budget.delta), "delta": self.budget.delta}
             self._write(LEDGER, json.dumps(content, indent=2) + "\n")
             return released
 

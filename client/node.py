@@ -23,6 +23,7 @@ from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
 from client.resident.messages import Question, TrainerReply
+from common.accounting import DELTA
 from common.client_state import client_stores, forget_runs
 from common.contract import CLIENTS, PINS, Contract, is_pin
 from common.data.domain import DATA_VARIABLE, forget_domains
@@ -63,9 +64,6 @@ NODE_KEYS = (
     *PINS,
 )
 """Keys of ``--node-config``, besides ``data-SETTING`` for the settings of a data set."""
-
-DELTA = 1e-5
-"""Delta of the device's own budget by default. The server's delta is not used, since it could be any number."""
 
 CACHED_DEVICES = 32
 _DEVICES: OrderedDict[tuple[int, str, str, str], tuple[Device, "Keep"]] = OrderedDict()
@@ -288,7 +286,7 @@ class Node:
         if not (_is_number(days) and 0 < days < math.inf):
             raise ConfigError(f"--node-config: {STATE_KEEP} must be a number of days above 0; got {days!r}")
         for run in forget_runs(self._state_folder(), float(days)):
-            LOG.info("the state of run %s was idle for more than %g days and is removed", run, days)
+            LOG.warning("the state of run %s was idle for more than %g days and is removed", run, days)
 
     def _state_folder(self) -> Path:
         """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""

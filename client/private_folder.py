@@ -13,7 +13,11 @@ from pathlib import Path
 from common.errors import DataError
 from common.storage import write_text
 
-SECRET, LOCK = "secret", "lock"
+SECRET = "secret"  # noqa: S105  # the name of a file
+
+LOCK = "lock"
+"""File with the folder's lock. It stays, as the ledger next to it does: if it were removed while another process waits
+for it, two processes would have it. The folder itself would not do, since network file systems lock files alone."""
 
 SECRET_BYTES = 32
 

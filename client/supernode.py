@@ -3,31 +3,35 @@
 ``goldfinch-supernode`` takes the arguments of ``flower-supernode``, and ``--metrics FILE``. An error in the main thread
 of the pinned Flower's SuperNode, such as a TLS handshake that a restarting server cut, ends that thread alone. The
 thread of the local interface goes on and answers ``/health`` with 200. No message is fetched any more, and neither
-systemd nor Docker starts the node again. :mod:`client.supervision` says what else Flower leaves undone, and
-:mod:`client.condition` what the file is for.
+systemd nor Docker starts the node again. :mod:`client.supervision` says what else Flower leaves undone,
+:mod:`client.condition` what the file is for, and :mod:`common.log_lines` how the log's lines get their time.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import httpx
 from flwr.common.config import parse_config_args
 from flwr.supercore.exit import add_exit_handler
-from flwr.supercore.logger import update_console_handler
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
 
 from client.condition import Condition, condition_of
+from client.resident.place import remove_files, running_process
 from client.supervision import Supervisor, end_processes
+from common.log_lines import copy_own_lines, wait_for_lines
 
 FAILED = 1
 """Exit status after an error."""
@@ -50,26 +54,37 @@ def main() -> None:
 
     Flower's function returns only after an error, which it has logged; a SuperNode that is stopped signs off and raises
     ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
-    the processes that it started end first.
+    the processes that it started end first, except the one that copies their last lines.
     """
+    copying = copy_own_lines()
+    atexit.register(wait_for_lines, copying)
     supervisor = Supervisor(_note_state())
     condition = _condition()
     condition.slowest_start = lambda: supervisor.slowest_start
-    _note_calls("SendNodeHeartbeat", condition.note_heartbeat)
-    _note_calls("PushMessages", condition.note_reply)
+    _note_calls("SendNodeHeartbeat", lambda *_: condition.note_heartbeat())
+    _note_calls("PullMessages", partial(_note_requests, condition))
+    _note_calls("PushMessages", partial(_note_replies, condition))
     vars(importlib.import_module(CONNECTION))["FleetHttpClient"] = PatientClient
     supervisor.start()
     condition.start()
-    add_exit_handler(end_processes, run_before_force_exit=True)
-    if not sys.stderr.isatty():
-        update_console_handler(timestamps=True, colored=False)
+    end = partial(_end_all, copying)
+    add_exit_handler(end, run_before_force_exit=True)
     try:
         flower_supernode()
     except Exception:
         traceback.print_exc()
     print("goldfinch-supernode: the SuperNode failed, see above, and ends; start it again", file=sys.stderr, flush=True)
-    end_processes()
+    end()
+    wait_for_lines(copying)
     os._exit(FAILED)
+
+
+def _end_all(copying: Popen[bytes] | None) -> None:
+    """End all that this process started, but for the process that copies lines, and remove what they leave."""
+    end_processes(spared=copying.pid if copying else None)
+    own = running_process(os.getpid())
+    if own is not None:
+        remove_files(own)
 
 
 def _condition() -> Condition:
@@ -86,13 +101,23 @@ def _condition() -> Condition:
     return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
 
 
-def _note_calls(name: str, called: Callable[[], None]) -> None:
-    """Let a method of Flower's connection to the server call ``called`` after each answer of the server."""
+def _note_requests(condition: Condition, _: Any, answer: Any) -> None:
+    for _message in answer.messages_list:
+        condition.note_request()
+
+
+def _note_replies(condition: Condition, request: Any, _: Any) -> None:
+    for message in request.messages_list:
+        condition.note_reply(failed=message.HasField("error"))
+
+
+def _note_calls(name: str, called: Callable[[Any, Any], None]) -> None:
+    """Let a method of Flower's connection to the server call ``called`` with each request and its answer."""
     method = getattr(FleetHttpClient, name)
 
     def noted(client: FleetHttpClient, request: Any) -> Any:
         answer = method(client, request)
-        called()
+        called(request, answer)
         return answer
 
     setattr(FleetHttpClient, name, noted)

@@ -170,13 +170,17 @@ class Supervisor:
         _signal(watched.process.terminate)
 
 
-def end_processes(seconds: float = TERM_SECONDS) -> None:
+def end_processes(seconds: float = TERM_SECONDS, spared: int | None = None) -> None:
     """End everything that this process started: SIGTERM, and SIGKILL for what lives ``seconds`` later.
 
     The resident trainer belongs to it, although the ClientApp that started it has ended.
+
+    Args:
+        seconds: time between the two signals.
+        spared: id of a process that goes on.
     """
     own = psutil.Process()
-    processes = own.children(recursive=True)
+    processes = [process for process in own.children(recursive=True) if process.pid != spared]
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

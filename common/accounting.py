@@ -12,6 +12,9 @@ LIBRARY = "opacus"
 ORDERS = [1.0 + 10.0 ** (step / 100) for step in range(-600, 701)]
 """Renyi orders from 1 + 1e-6 to 1 + 1e7. Opacus' own are from 1.1 to 63, too few for very little or very much noise."""
 
+DELTA = 1e-5
+"""Delta of a device's own budget by default. The server's delta is not used, since it could be any number."""
+
 MIN_EPSILON = 1e-9
 """Smallest epsilon of a release. No release has epsilon 0, even with very much noise."""
 

@@ -14,6 +14,8 @@ from common.errors import ConfigError
 
 DISTRIBUTION = "goldfinch-fl"
 
+HERE = Path(__file__).parents[1]
+
 EXTRA_OF = {
     "finch": "clustering",
     "threadpoolctl": "clustering",
@@ -50,7 +52,7 @@ def install_command(extra: str) -> str:
     if folder is None:
         return f"{python} -m pip install {shlex.join(_libraries(extra))}"
     flag = ""
-    if folder == Path(__file__).parents[1]:
+    if folder == HERE or _is_editable():
         flag = "-e "
     pins = shlex.quote(str(folder / "requirements.txt"))
     return f"{python} -m pip install -c {pins} {flag}{shlex.quote(f'{folder}[{extra}]')}"
@@ -108,11 +110,19 @@ def _origin() -> dict[str, object]:
     return json.loads(text or "{}")
 
 
+def _is_editable() -> bool:
+    details = _origin().get("dir_info")
+    return isinstance(details, dict) and details.get("editable") is True
+
+
 def _installed_from() -> Path | None:
-    """Return the folder with ``pyproject.toml`` that this runs in or was installed from, if it is still there."""
+    """Return the checkout that this runs in or was installed from, if it is still there.
+
+    A checkout has pins. The code that a run brings to a device has a ``pyproject.toml``, too, but no extras.
+    """
     url = urlparse(str(_origin().get("url", "")))
-    for folder in (Path(__file__).parents[1], Path(unquote(url.path))):
-        if (folder / "pyproject.toml").is_file():
+    for folder in (HERE, Path(unquote(url.path))):
+        if (folder / "pyproject.toml").is_file() and (folder / "requirements.txt").is_file():
             return folder
     return None
 

@@ -9,10 +9,14 @@ certificates=${GOLDFINCH_CERTIFICATES:-/certificates}
 state=${GOLDFINCH_STATE:-/var/lib/goldfinch}
 superlink=${GOLDFINCH_SUPERLINK:-superlink:8000}
 
+# Lines of a log have a time (UTC) and no colours: those of this script, and those of a program with all that it starts.
+say() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) $role: $*" >&2; }
+logged="python3 -P -m common.log_lines"
+
 # A missing file is the usual mistake; say which one and who makes it.
 need() {
   for file in "$@"; do
-    [ -r "$file" ] || { echo "$role: $file is missing or not readable by user $(id -u); it is made by the certificates service" >&2; exit 78; }
+    [ -r "$file" ] || { say "$file is missing or not readable by user $(id -u); it is made by the certificates service"; exit 78; }
   done
 }
 
@@ -46,7 +50,7 @@ superlink)
   sqlite) database=$state/superlink.db ;;
   memory) database=:flwr-in-memory: ;;
   *)
-    echo "superlink: GOLDFINCH_STORE is sqlite or memory, not $GOLDFINCH_STORE" >&2
+    say "GOLDFINCH_STORE is sqlite or memory, not $GOLDFINCH_STORE"
     exit 78
     ;;
   esac
@@ -54,17 +58,17 @@ superlink)
   # The command is no child of the SuperLink, which would not collect it.
   if [ -d "$certificates/operator/nodes" ]; then
     connection
-    (goldfinch devices enrol "$certificates/operator" --restore &)
+    ($logged goldfinch devices enrol "$certificates/operator" --restore &)
   fi
   umask 077 # its database names devices, keys and runs
-  exec flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
+  exec $logged flower-superlink --host 0.0.0.0 --port 8000 --enable-supernode-auth \
     --ssl-ca-certfile "$certificates/server/ca.crt" --ssl-certfile "$certificates/server/server.pem" --ssl-keyfile "$certificates/server/server.key" \
     --isolation process --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" \
     --database "$database" --disable-runtime-dependency-installation "$@"
   ;;
 serverapp)
   need "$certificates/serverapp/ca.crt" "$certificates/serverapp/superexec.secret"
-  exec flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/serverapp/ca.crt" \
+  exec $logged flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/serverapp/ca.crt" \
     --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" "$@"
   ;;
 enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
@@ -132,7 +136,7 @@ supernode)
   [ -z "${GOLDFINCH_RESIDENT:-}" ] || node="$node resident=$GOLDFINCH_RESIDENT"
   server=${GOLDFINCH_SERVER:-proxy:8443}
   # Flower's node ends without a word if its clock is wrong; this says so. A server that is away is no reason not to start.
-  goldfinch doctor --server "$server" --ca "$folder/ca.crt" >&2 || true
+  $logged goldfinch doctor --server "$server" --ca "$folder/ca.crt" >&2 || true
   # A node that was killed is online for the SuperLink until its lease ends: 60 s after its last heartbeat, which two
   # constants of Flower set (interval 30 s, patience 2). Until then it is refused (activate-node: 412) and ends. It tries
   # again at once; Docker's own restarts would wait longer every time.
@@ -142,7 +146,7 @@ supernode)
     --metrics "${GOLDFINCH_METRICS:-$state/metrics.prom}" "$@"; do
     attempts=$((attempts + 1))
     [ "$attempts" -lt 30 ] || exit 1
-    echo "supernode: ended; started again (attempt $attempts). If its last process was killed, the server refuses it for up to 60 s" >&2
+    say "ended; started again (attempt $attempts). If its last process was killed, the server refuses it for up to 60 s"
     sleep 1
   done
   ;;

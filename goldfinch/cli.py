@@ -565,6 +565,7 @@ def _enrol(
         named = [*(node or []), *(each.partition("=")[0] for each in client or [])]
         if len(named) != 1:
             raise ConfigError("--kit is for one device: name it by --node NAME or --client NAME=ID")
+        membership.enrolment_of(folder, None).check_kit(named[0], server)
     membership.enrol(folder, node or [], client or [], connection)
     if kit is not None:
         print(f"wrote {membership.make_kit(folder, named[0], kit, server)}: it holds the device's key; see its README")
@@ -597,6 +598,16 @@ def _list_devices(
     goldfinch devices list FOLDER outputs
     FOLDER  the folder that goldfinch devices certificates was given
     RUN     run folders, or folders with runs below them
+
+    device, client            the key, and the client that it is enrolled for
+    status                    online, offline, registered (never seen), new (not enrolled), dismissed, or unknown
+    online since, last contact        what the SuperLink says (UTC)
+    last reply, of run        the last reply that counted, in the runs that are named
+    missed                    rounds in a row, up to now, in which the device was asked and did not count
+    version, clock            Goldfinch's version there; seconds by which its clock is ahead of the server's
+    epsilon, left             of its last private run: spent, and what the run's limit left
+
+    The exit status is 0, also if the SuperLink does not answer, which is said; 1 after an error.
     """
     from goldfinch.commands.device_list import list_devices
     from goldfinch.commands.membership import enrolment_of

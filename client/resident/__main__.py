@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from client.reasons import says_private
 from client.resident.messages import Question, TrainerReply, receive, send, send_header
-from client.resident.place import Process, peer
+from client.resident.place import Process, peer, remove_files
 from common.errors import PayloadError
 from common.versions import code_sha256
 
@@ -166,7 +166,8 @@ class Resident:
             time.sleep(WATCH_SECONDS)
             with self._lock:
                 if not self._callers and time.monotonic() - self._last > self.idle_seconds:
-                    break
+                    self.leave()
+        remove_files(self.node)
         self.leave()
 
 

@@ -71,6 +71,8 @@ def of_node() -> Process | None:
 def socket_of(node: Process) -> Path:
     """Return the path of the socket of ``node``'s trainer, in a folder that only this user can enter.
 
+    The lock next to it (``.lock``) lets one process at a time start a trainer.
+
     The folder is ``goldfinch-<user>`` in ``XDG_RUNTIME_DIR``, else in the folder for temporary files. A path in the
     node's state folder could be longer than Linux allows for a socket.
 
@@ -78,16 +80,13 @@ def socket_of(node: Process) -> Path:
         OSError: no such folder could be made; the message gives the reason for each place that was tried.
     """
     refusals = []
-    for base in dict.fromkeys([os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]):  # noqa: S108
-        folder = Path(base) / f"goldfinch-{os.getuid()}"
-        path = folder / f"{node.pid}-{node.started}.sock"
-        if not base:
-            continue
+    for path in _places(node):
         if len(os.fsencode(path)) > LONGEST_PATH:
             refusals.append(f"{path} is longer than a socket's path may be")
             continue
         try:
-            _make_private(folder)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _check_private(path.parent)
         except OSError as error:
             refusals.append(str(error))
             continue
@@ -95,11 +94,29 @@ def socket_of(node: Process) -> Path:
     raise OSError("; ".join(refusals))
 
 
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _places(node: Process) -> list[Path]:
+    """Return the paths at which the socket of ``node``'s trainer can be, the best first."""
+    bases = dict.fromkeys([os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"])  # noqa: S108
+    return [Path(base, f"goldfinch-{os.getuid()}", f"{node.pid}-{node.started}.sock") for base in bases if base]
+
+
+def _check_private(folder: Path) -> None:
     status = folder.lstat()  # not stat: any user can put a link into the folder for temporary files
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise OSError(f"{folder} is not a folder that only this user can enter (mode 0700); remove it")
+
+
+def remove_files(node: Process) -> None:
+    """Remove socket and lock of a node that has ended, or has ended all that it started and ends itself.
+
+    No process waits for the lock then: a lock that is removed while another process waits for it would let two
+    processes in.
+    """
+    for path in _places(node):
+        with contextlib.suppress(OSError):
+            _check_private(path.parent)
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def remove_left_overs(folder: Path) -> None:

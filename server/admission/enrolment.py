@@ -18,7 +18,7 @@ from typing import Any
 from common.errors import ConfigError, EngineError, nearest
 from common.storage import write_text
 from server.admission.certificates import Certificates, days_left
-from server.admission.kit import write_kit
+from server.admission.kit import check_kit, write_kit
 from server.flower.processes import NOT_REACHED, answer_in, ask_flower, check_connection, in_one_line
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
@@ -146,6 +146,15 @@ class Enrolment:
             if len(words) == DISMISSED_WORDS:
                 devices[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
         return devices
+
+    def check_kit(self, name: str, server: str) -> None:
+        """Check that the kit of a device can be made; see :func:`server.admission.kit.check_kit`.
+
+        Raises:
+            ConfigError: the device's key is not here, or ``server`` has no port.
+        """
+        self._check(name)
+        check_kit(Certificates(self.folder.parent), name, server)
 
     def write_kit(self, name: str, path: Path, server: str) -> None:
         """Write the start-up kit of an enrolled device; see :func:`server.admission.kit.write_kit`.

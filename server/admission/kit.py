@@ -3,9 +3,8 @@
 ::
 
     ward-a/README            what to do, in ten lines
-    ward-a/start             starts it: by Docker, by systemd, or in the foreground
+    ward-a/start             starts it: as a container of Docker, as a service of systemd, or in the foreground
     ward-a/settings.env      domain, server, data folder, limits
-    ward-a/compose.yaml      the container
     ward-a/goldfinch.service the service
     ward-a/key, ca.crt       the device's key, and the authority's certificate
 """
@@ -47,39 +46,6 @@ GOLDFINCH_MEMORY=3g
 GOLDFINCH_NODE_CONFIG=
 """
 
-COMPOSE = """# the device in a container; settings.env has what differs between devices
-name: goldfinch
-services:
-  supernode:
-    image: goldfinch:@VERSION@
-    container_name: goldfinch
-    command: [supernode]
-    env_file: /etc/goldfinch/settings.env
-    environment: { GOLDFINCH_DATA: /data }
-    volumes:
-      - /etc/goldfinch:/certificates/node:ro
-      - ${GOLDFINCH_DATA}:/data:ro
-      - goldfinch-state:/var/lib/goldfinch
-    init: true
-    read_only: true
-    cap_drop: [ALL]
-    security_opt: ["no-new-privileges:true"]
-    tmpfs: ["/tmp:size=512m,mode=1777"]
-    pids_limit: 1024
-    cpus: ${GOLDFINCH_CPUS}
-    mem_limit: ${GOLDFINCH_MEMORY}
-    logging: { driver: json-file, options: { max-size: 10m, max-file: "3" } }
-    restart: unless-stopped
-    healthcheck:
-      test: [CMD, python3, -IS, /opt/goldfinch/health.py, /var/lib/goldfinch/metrics.prom]
-      interval: 15s
-      timeout: 30s
-      retries: 3
-      start_period: 180s
-volumes:
-  goldfinch-state: {}
-"""
-
 UNIT = """[Unit]
 Description=Goldfinch SuperNode
 After=network-online.target time-sync.target
@@ -98,6 +64,7 @@ ExecStart=/opt/goldfinch/docker/entrypoint.sh supernode
 TimeoutStartSec=infinity
 TimeoutStopSec=15
 KillMode=control-group
+SuccessExitStatus=143
 Restart=always
 RestartSec=10
 MemoryMax=3G
@@ -119,11 +86,21 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ "$(id -u)" -eq 0 ] || { echo "start: run it with sudo" >&2; exit 1; }
 install -d -m 0700 /etc/goldfinch
 install -m 0600 "$here/key" "$here/ca.crt" "$here/settings.env" /etc/goldfinch/
-data=$(sed -n 's/^GOLDFINCH_DATA=//p' /etc/goldfinch/settings.env)
+value() { sed -n "s/^$1=//p" /etc/goldfinch/settings.env; }
+data=$(value GOLDFINCH_DATA)
 [ -d "$data" ] || { echo "start: GOLDFINCH_DATA=$data in settings.env is not a folder" >&2; exit 1; }
 if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/dev/null 2>&1; then
   chown -R 10001:10001 /etc/goldfinch # the user of the image
-  exec docker compose --env-file /etc/goldfinch/settings.env --file "$here/compose.yaml" up --detach
+  docker rm --force goldfinch >/dev/null 2>&1 || true # of an earlier start; its state is in the volume
+  exec docker run --detach --name goldfinch --init --restart unless-stopped \\
+    --read-only --tmpfs /tmp:size=512m,mode=1777 --cap-drop ALL --security-opt no-new-privileges \\
+    --memory "$(value GOLDFINCH_MEMORY)" --cpus "$(value GOLDFINCH_CPUS)" --pids-limit 1024 \\
+    --log-driver json-file --log-opt max-size=10m --log-opt max-file=3 \\
+    --health-cmd 'python3 -IS /opt/goldfinch/health.py /var/lib/goldfinch/metrics.prom' \\
+    --health-interval 15s --health-timeout 30s --health-retries 3 --health-start-period 180s \\
+    --env-file /etc/goldfinch/settings.env --env GOLDFINCH_DATA=/data \\
+    --volume /etc/goldfinch:/certificates/node:ro --volume "$data:/data:ro" \\
+    --volume goldfinch-state:/var/lib/goldfinch goldfinch:@VERSION@ supernode
 fi
 [ -x /opt/goldfinch/.venv/bin/goldfinch-supernode ] || {
   echo "start: neither the image goldfinch:@VERSION@ nor /opt/goldfinch/.venv is here; see README" >&2
@@ -132,7 +109,10 @@ fi
 id goldfinch >/dev/null 2>&1 || useradd --system --home-dir /var/lib/goldfinch --shell /usr/sbin/nologin goldfinch
 chown -R goldfinch: /etc/goldfinch
 if [ -d /run/systemd/system ]; then
-  install -m 0644 "$here/goldfinch.service" /etc/systemd/system/
+  memory=$(value GOLDFINCH_MEMORY | tr '[:lower:]' '[:upper:]')
+  cpu=$(value GOLDFINCH_CPUS | awk '{print 100 * $1 "%"}')
+  sed -e "s/^MemoryMax=.*/MemoryMax=$memory/" -e "s/^CPUQuota=.*/CPUQuota=$cpu/" "$here/goldfinch.service" \
+    >/etc/systemd/system/goldfinch.service
   systemctl daemon-reload
   exec systemctl enable --now goldfinch
 fi
@@ -151,11 +131,33 @@ exec setpriv --reuid goldfinch --regid goldfinch --clear-groups /opt/goldfinch/d
 FILES = {
     "README": (README, 0o644),
     "settings.env": (SETTINGS, 0o644),
-    "compose.yaml": (COMPOSE, 0o644),
     "goldfinch.service": (UNIT, 0o644),
     "start": (START, 0o755),
 }
 """The texts of a kit with their modes. ``@WORDS@`` stand for what differs between devices."""
+
+
+def check_kit(files: Certificates, name: str, server: str) -> None:
+    """Check that a kit can be made, before anything is enrolled for it.
+
+    Args:
+        files: the federation's certificates.
+        name: the device's name.
+        server: ``host:port`` by which the device reaches the server.
+
+    Raises:
+        ConfigError: the device's key is not here, or ``server`` has no port.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        found = f"--server {server} is not HOST:PORT" if server else "--kit needs --server HOST:PORT"
+        raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443")
+    key, authority = files.node_key(name), files.node(name) / files.authority.name
+    if not key.exists() or not authority.exists():
+        raise ConfigError(
+            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
+            "kit is made where they were made"
+        )
 
 
 def write_kit(path: Path, files: Certificates, name: str, client: str, server: str) -> None:
@@ -169,18 +171,10 @@ def write_kit(path: Path, files: Certificates, name: str, client: str, server: s
         server: ``host:port`` by which the device reaches the server.
 
     Raises:
-        ConfigError: the device's key is not here, or ``server`` has no port.
+        ConfigError: as :func:`check_kit`.
     """
-    if not server.rpartition(":")[0] or not server.rpartition(":")[2].isdigit():
-        raise ConfigError(
-            f"--server {server} is not HOST:PORT, as devices reach the proxy, such as fl.example.org:8443"
-        )
+    check_kit(files, name, server)
     key, authority = files.node_key(name), files.node(name) / files.authority.name
-    if not key.exists() or not authority.exists():
-        raise ConfigError(
-            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
-            "kit is made where they were made"
-        )
     domain, _, index = client.rpartition("-")
     words = {"NAME": name, "CLIENT": client, "SERVER": server, "VERSION": VERSION, "DOMAIN": domain, "INDEX": index}
     content = io.BytesIO()

@@ -24,6 +24,7 @@ import httpx
 import psutil
 
 from common.errors import ConfigError, EngineError
+from common.log_lines import STREAM, filtered, streams
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -275,14 +276,18 @@ class Child:
         name: the program's name in messages.
         process: the process; it leads a session of its own, so that all it starts can be stopped with it.
         log: file with its output.
+        copying: the process that copies its lines to the log (:mod:`common.log_lines`).
     """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    copying: subprocess.Popen[bytes]
 
     def tail(self, lines: int = 15) -> str:
         """Return the last ``lines`` lines of its output; empty without a log."""
+        if self.process.poll() is not None:
+            self.wait_for_log()
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
@@ -301,6 +306,11 @@ class Child:
         _signal(-self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
+
+    def wait_for_log(self, seconds: float = 1.0) -> None:
+        """Wait until the log is complete, which it is not while a process that it started still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.copying.wait(seconds)
 
 
 @dataclass
@@ -326,7 +336,7 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Start a program, with its output in ``<logs>/<name>.log``.
+        """Start a program, with its output in ``<logs>/<name>.log``, each line plain and with its time (UTC).
 
         Args:
             name: the program's name in messages.
@@ -337,16 +347,20 @@ class Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{name}.log"
         with log.open("ab") as stream:
+            copying, (end,) = filtered([stream.fileno()])
+        try:
             process = subprocess.Popen(  # noqa: S603  # our own commands, no shell
                 list(command),
                 cwd=self.folder,
-                env={**environment, MARK: self.mark},
+                env={**environment, MARK: self.mark, STREAM: streams([end])},
                 stdin=subprocess.DEVNULL,
-                stdout=stream,
+                stdout=end,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child = Child(name, process, log)
+        finally:
+            os.close(end)
+        child = Child(name, process, log, copying)
         self.children.append(child)
         return child
 
@@ -363,6 +377,8 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(5)
         self._stop_marked(end)
+        for child in self.children:
+            child.wait_for_log()
         self.children.clear()
 
     def _stop_marked(self, end: float) -> None:

@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.choices import CONF, FOLDERS, choices_of
 from common.config import Count, ZeroToOne, build, checked
 from common.errors import ConfigError, EngineError
 from common.extras import install_command
+from common.log_lines import plain_line
 from common.overrides import CONFIGURATION
 from common.settings import RunSettings
 from common.versions import OURS, VERSION
@@ -78,6 +79,9 @@ HEAD_START_SECONDS = 8.0
 MAX_SIMULATED_NODES = 100
 """Nodes of a simulation at most. With more clients a node hosts several. Flower sends each node a message to register,
 and lists all nodes in every round: 5,000 nodes took minutes, and hundreds of their messages were lost."""
+
+PATIENCE_SECONDS = 30.0
+"""How long Flower's command line waits for an answer."""
 
 STATUS_TRIES = 20
 """How often the SuperLink is asked for a run's final status, a second apart."""
@@ -314,17 +318,33 @@ def start_run(
     if federation:
         options = " ".join(f"{key}={value}" for key, value in federation.items())
         command += ["--federation-config", options]
+    began = time.monotonic()
     printed = _call(command, environment, folder)
     answer = answer_in(printed, NO_JSON)
     if "run-id" not in answer:
         message = str(answer.get("error-message") or printed.strip())
-        if NOT_REACHED in message:
-            raise EngineError(
-                "the SuperLink was not reached, or took longer than Flower's 30 s to take the run, as by a slow link. "
-                "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
-            )
-        raise EngineError(f"flwr run was refused: {message}")
+        raise EngineError(_why_not_taken(message, time.monotonic() - began))
     return SubmittedRun(str(answer["run-id"]), target, environment, folder)
+
+
+def _why_not_taken(message: str, seconds: float) -> str:
+    """Return why a run was not submitted: Flower gives one message for a link that is slow and for one that fails.
+
+    Args:
+        message: Flower's.
+        seconds: how long ``flwr run`` took.
+    """
+    if NOT_REACHED not in message:
+        return f"flwr run was refused: {message}"
+    if seconds < PATIENCE_SECONDS:
+        return (
+            f"the SuperLink was not reached, after {seconds:.0f} s: is it running, is its address in config.toml right,"
+            " and is its certificate of the authority named there? Then submit the run again"
+        )
+    return (
+        f"the link to the SuperLink is slow, or it is busy: it took longer than Flower's {PATIENCE_SECONDS:.0f} s. "
+        "flwr list shows whether it took the run; if not, submit it again, on the SuperLink's own network"
+    )
 
 
 def remote_configuration(settings: RunSettings) -> dict[str, Any]:
@@ -384,25 +404,35 @@ class SubmittedRun:
     folder: Path
 
     def follow(self, log: Path) -> tuple[str, str]:
-        """Append Flower's output to ``log`` until the run has ended. Return its final status and Flower's details.
+        """Append Flower's output, plain, to ``log`` until the run has ended. Return its status and Flower's details.
 
         Raises:
             EngineError: the SuperLink no longer answers, or no longer knows the run.
         """
         with log.open("ab") as stream:
             while True:  # the output also ends when the connection breaks
-                subprocess.run(  # noqa: S603  # our own command, no shell
-                    [program("flwr"), "log", self.identity, *self.target, "--stream"],
-                    env=dict(self.environment),
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
+                self._copy_output(stream)
                 status, details = self._status()
                 if status.startswith("finished"):
                     return status, details
+
+    def _copy_output(self, stream: IO[bytes]) -> None:
+        """Append the run's output until it ends. A line has no time: ``flwr log`` repeats those of before."""
+        with subprocess.Popen(  # noqa: S603  # our own command, no shell
+            [program("flwr"), "log", self.identity, *self.target, "--stream"],
+            env=dict(self.environment),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    stream.write(plain_line(line))
+                    stream.flush()
+            except BaseException:  # such as Ctrl-C
+                process.kill()
+                raise
 
     def _status(self) -> tuple[str, str]:
         """Return the run's status and details, after up to 20 seconds if it is not final: the output can end before it.
@@ -480,8 +510,6 @@ ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Exit|
 LINE_HEAD = re.compile(r"^(?:\([^()]*(?:pid|ip)=[^()]*\)|(?:ERROR|WARNING)\s*:)\s*")
 """What Ray and Flower write before a line of a process's output."""
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
 GOLDFINCH_ERROR = "common.errors."
 
 
@@ -503,7 +531,7 @@ def cause_of(log: Path, start: int = 0) -> str:
         content = log.read_bytes()[start:]
     except OSError:
         return ""
-    raw = COLOUR.sub("", content.decode(errors="replace")).splitlines()
+    raw = plain_line(content).decode(errors="replace").splitlines()
     lines = [LINE_HEAD.sub("", line) for line in raw]
     for index in reversed(range(len(lines))):
         if lines[index].strip().startswith(GOLDFINCH_ERROR):

@@ -13,6 +13,7 @@ import pytest
 from common import extras
 from common.errors import ConfigError
 from common.extras import EXTRA_OF, install_command, libraries_of, missing_library
+from server.flower.submit import write_bundle
 
 ROOT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -22,6 +23,22 @@ def test_a_checkout_is_installed_again_with_the_extra_and_the_pins() -> None:
     words = shlex.split(install_command("datasets"))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     assert words[4:] == ["-c", str(ROOT / "requirements.txt"), "-e", f"{ROOT}[datasets]"]
+
+
+def test_the_code_that_a_run_brings_to_a_device_is_not_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "app")
+    monkeypatch.setattr(extras, "HERE", tmp_path / "app")
+    origin = {"url": (tmp_path / "checkout").as_uri(), "dir_info": {"editable": True}}
+    monkeypatch.setattr(extras, "_origin", lambda: origin)
+    assert str(tmp_path) not in install_command("datasets"), "neither is a checkout"
+    (tmp_path / "checkout").mkdir()
+    for name in ("pyproject.toml", "requirements.txt"):
+        (tmp_path / "checkout" / name).touch()
+    pins, flag, what = shlex.split(install_command("datasets"))[5:]
+    assert (pins, flag) == (str(tmp_path / "checkout" / "requirements.txt"), "-e")
+    assert what == f"{tmp_path / 'checkout'}[datasets]"
 
 
 def test_an_installed_wheel_names_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -57,13 +58,18 @@ def test_a_link_to_another_folder_is_not_followed(states: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("keep", "left"), [(None, True), (30, False), (50.5, True)])
-def test_a_node_forgets_when_it_registers(keep: float | None, left: bool, states: Path) -> None:
+def test_a_node_forgets_when_it_registers_and_says_so(
+    keep: float | None, left: bool, states: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a configuration of logging, as in a device's processes, warnings alone are printed."""
     configuration = {"domain": "sketch", "state-dir": str(states)}
     if keep is not None:
         configuration["state-keep"] = keep
     reply = answer_question(Question("register", 7, {"overrides": " ".join(OVERRIDES)}, configuration))
     assert reply.ok, reply.text
     assert (states / "old").exists() == left
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any("the state of run old was idle" in line for line in said) != left
 
 
 @pytest.mark.parametrize("keep", [0, -1, "a week", True, float("nan")])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from support.federation import ROOT
+from support.logs import without_time
 
 from common.settings import load_settings
 from goldfinch.commands.deployment import MAX_NODES_IN_FILE, store_for
@@ -175,8 +176,10 @@ def test_the_superlink_keeps_its_store_where_the_setting_says_and_enrols_devices
     for program in ("goldfinch", "flower-superlink"):
         (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
         (tmp_path / program).chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
         "GOLDFINCH_CERTIFICATES": str(tmp_path),
         "GOLDFINCH_STATE": str(tmp_path),
         "FLWR_HOME": str(tmp_path),
@@ -186,6 +189,7 @@ def test_the_superlink_keeps_its_store_where_the_setting_says_and_enrols_devices
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == code
     assert words.replace("STATE", str(tmp_path)) in ran.stdout + ran.stderr
+    assert without_time((ran.stdout + ran.stderr).splitlines()) == []
     assert (f"goldfinch devices enrol {tmp_path / 'operator'} --restore" in ran.stdout) == (code == 0)
 
 
@@ -237,6 +241,7 @@ def test_a_missing_certificate_is_named(tmp_path: Path, role: str, message: str)
     )
     assert result.returncode == 78
     assert message in result.stderr
+    assert without_time(result.stderr.splitlines()) == []
 
 
 def test_the_image_installs_the_dependencies_without_the_simulation() -> None:

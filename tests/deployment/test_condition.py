@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import math
 import socket
 import ssl
 import subprocess
@@ -14,10 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.proto.error_pb2 import Error
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Message
 from support.federation import ROOT
 from support.gauges import read_gauges
 
 from client.condition import Condition, condition_of, notify
+from client.ledger import Budget, Ledger
+from client.supernode import _note_replies, _note_requests
+from common.accounting import epsilon
 from common.gauges import gauge
 from goldfinch.cli import main
 from server.admission.certificates import Certificates, ensure
@@ -47,17 +54,63 @@ def test_the_file_has_replies_releases_and_what_its_limit_left(tmp_path: Path) -
         ledger = tmp_path / ".privacy" / domain / "ledger.json"
         ledger.parent.mkdir(parents=True)
         ledger.write_text(json.dumps({"releases": [{"run": "1", "client": "a", "multipliers": {}, "count": count}]}))
+    (tmp_path / ".privacy" / "damaged").mkdir()
+    (tmp_path / ".privacy" / "damaged" / "ledger.json").write_text('{"releases": [{"count": 1}]}')
     configuration = {"state-dir": str(tmp_path), "privacy-max-releases": 10}
     condition = condition_of(configuration, tmp_path / "metrics.prom", "", None)
     condition.note_reply()
     condition.write()
     found = read_gauges(tmp_path / "metrics.prom")
     assert found["replies"] == 1
-    assert found["privacy_releases"] == 3
-    assert found["privacy_releases_left"] == 7
+    assert {name: number for name, number in found.items() if name.startswith("privacy")} == {
+        'privacy_releases{data="ward-a"}': 2,
+        'privacy_releases{data="ward-b"}': 1,
+        'privacy_releases_left{data="ward-a"}': 8,
+        'privacy_releases_left{data="ward-b"}': 9,
+    }
     assert found["disk_free_bytes"] > 0
     assert found["last_reply_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
     assert "last_heartbeat_timestamp_seconds" not in found
+
+
+def test_the_file_has_epsilon_used_and_left_of_the_device_s_own_budget(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    own = {"state-dir": str(tmp_path), "privacy-max-epsilon": 8, "privacy-delta": 1e-6}
+    ledger = Ledger(tmp_path / ".privacy" / "ward-a", Budget(max_epsilon=8.0, delta=1e-6))
+    for _ in range(2):
+        ledger.spend("1", "ward-a-0", {"update": 5.0}, [ledger.budget])
+    Ledger(tmp_path / ".privacy" / "bare").spend("1", "ward-a-0", {"update": 0.0}, [])
+    expected = epsilon([5.0], 2, 1e-6)
+    assert 0 < expected < 8
+
+    def found_with(**more: object) -> dict[str, float]:
+        condition_of({**own, **more}, tmp_path / "metrics.prom", "", None).write()
+        return read_gauges(tmp_path / "metrics.prom")
+
+    found = found_with()
+    assert found['privacy_epsilon{data="ward-a"}'] == pytest.approx(expected)
+    assert found['privacy_epsilon_left{data="ward-a"}'] == pytest.approx(8 - expected)
+    assert found['privacy_epsilon{data="bare"}'] == math.inf
+    assert found['privacy_epsilon_left{data="bare"}'] == 0
+    assert 'privacy_epsilon{data="ward-a"}' not in found_with(**{"privacy-delta": 1e-5}), "not known at this delta"
+    assert not [name for name in found_with(**{"privacy-max-epsilon": None}) if "epsilon" in name]
+
+
+def test_requests_without_a_reply_are_counted_until_one_is_taken(tmp_path: Path) -> None:
+    """The server's answers go through the functions by which a SuperNode notes them."""
+    condition = Condition(tmp_path / "metrics.prom")
+    request = PullMessagesResponse(messages_list=[Message()])
+    nothing = PullMessagesResponse()
+    good, bad = (PushMessagesRequest(messages_list=[message]) for message in (Message(), Message(error=Error(code=1))))
+    counts = []
+    for step in (nothing, request, request, nothing, request, bad, request, good, request):
+        if isinstance(step, PushMessagesRequest):
+            _note_replies(condition, step, None)
+        else:
+            _note_requests(condition, None, step)
+        condition.write()
+        counts.append(read_gauges(condition.path or tmp_path)["missed_requests"])
+    assert counts == [0, 0, 1, 1, 2, 3, 3, 0, 0]
 
 
 def test_labels_are_escaped_and_what_is_not_known_is_left_out() -> None:

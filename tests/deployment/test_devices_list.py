@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from support.toy import toy_settings
 from common.settings import load_settings
 from goldfinch.cli import main
 from goldfinch.commands.deployment import METRICS, LocalDeployment
+from goldfinch.commands.device_list import ListedDevice, _cells
 from goldfinch.record import RunRecord
 from goldfinch.results.contributions import Contribution, contributions
 from server.engines.inline import InlineEngine
@@ -30,6 +32,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_output(settings)
     run_federation(settings, InlineEngine(settings))
     return folder
+
+
+def test_its_help_explains_each_column_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "list", "--help"]) == 0
+    help_text = capsys.readouterr().out
+    for column in _cells(ListedDevice("ward-a", "ward-a-0", "online")):
+        assert re.search(rf"^  (.*, )?{column}(, .*)?  ", help_text, re.MULTILINE), column
+    assert "exit status" in help_text
 
 
 def test_each_reply_has_the_time_at_which_it_arrived(run: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 from support.cables import Cable
 from support.faults import wait_until
 from support.federation import wait_until_ended
+from support.logs import without_time
 
+from client.resident.place import running_process, socket_of
 from goldfinch.commands.deployment import LocalDeployment
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -39,6 +41,22 @@ def hangs_up() -> Iterator[str]:
     listener.close()
 
 
+def test_a_cable_that_is_cut_ends_a_connection_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a connection would last, and the handshake below would never be tried."""
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cable = Cable(f"127.0.0.1:{server.getsockname()[1]}")
+
+        def cut_meanwhile(target: tuple[str, int]) -> socket.socket:
+            far = connect(target)
+            cable.cut()
+            return far
+
+        monkeypatch.setattr(socket, "create_connection", cut_meanwhile)
+        with connect(("127.0.0.1", int(cable.address.rpartition(":")[2])), timeout=20) as near:
+            assert near.recv(1) == b""
+
+
 def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: str) -> None:
     """Flower's own program would go on, fetch no message, and say that it is healthy."""
     deployment = LocalDeployment(tmp_path, {"here": {"domain": "sketch"}})
@@ -48,6 +66,10 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
         with deployment:
             node = deployment.children["here"]
             wait_until(lambda: "SuperNode ID" in node.log.read_text(), "admission")
+            own = running_process(node.process.pid)
+            assert own is not None
+            lock = socket_of(own).with_suffix(".lock")
+            lock.touch()  # as a ClientApp of it does
             cable.cut()
             host, _, port = hangs_up.rpartition(":")
             cable.target = host, int(port)
@@ -55,5 +77,7 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
             wait_until_ended([node], SECONDS)
             assert node.process.poll() == 1, node.tail()
             assert "the SuperNode failed, see above, and ends; start it again" in node.tail()
+            assert not lock.exists()
+            assert without_time(node.log.read_text().splitlines()) == []
     finally:
         cable.close()

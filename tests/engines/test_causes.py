@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,11 +125,28 @@ def test_a_run_that_was_stopped_or_killed_says_so(details: str, tmp_path: Path) 
     assert LOST in how_it_ended("finished:failed", details, log)
 
 
-def test_a_link_that_is_too_slow_for_flower_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_link_a_link_that_fails_and_a_refusal_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = {"success": False, "error-message": f"{NOT_REACHED}. Please check your network connection"}
-    monkeypatch.setattr(submit, "_call", lambda *_: json.dumps(said))
-    with pytest.raises(EngineError, match=r"took longer than Flower's 30 s .* flwr list shows whether it took the run"):
+    clock = [100.0]
+    took = 31.0
+
+    def call(*_: object) -> str:
+        clock[0] += took
+        return json.dumps(said)
+
+    monkeypatch.setattr(submit, "_call", call)
+    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def submitted() -> None:
         submit.start_run(tmp_path / "app", "{}", None, {}, tmp_path, {})
+
+    with pytest.raises(EngineError, match=r"slow.* took longer than Flower's 30 s.* flwr list shows whether it took"):
+        submitted()
+    took = 2.0
+    with pytest.raises(EngineError, match=r"was not reached, after 2 s: is it running, .*submit the run again"):
+        submitted()
     said["error-message"] = "the FAB is too large"
     with pytest.raises(EngineError, match="flwr run was refused: the FAB is too large"):
-        submit.start_run(tmp_path / "app", "{}", None, {}, tmp_path, {})
+        submitted()

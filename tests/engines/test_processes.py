@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.faults import kill_node
+from support.logs import without_time
 from support.own import forget
 from support.simulations import SMALL
 
@@ -236,6 +237,10 @@ def test_private_nodes_draw_their_own_noise_and_keep_their_own_budget(tmp_path: 
     assert (failed["client"], failed["round"]) == ("printed-0", 2)
     assert failed["reason"].startswith("the privacy budget is spent; nothing was sent")
     assert "privacy-max-releases=1" in (tmp_path / "flower" / "logs" / "a.log").read_text(), "its own log names it too"
+    for name in ("superlink", "a", "b"):  # of a SuperNode: also SuperExec, ClientApps and trainer
+        assert without_time((tmp_path / "flower" / "logs" / f"{name}.log").read_text().splitlines()) == []
+    assert "Starting Flower SuperExec" in (tmp_path / "flower" / "logs" / "a.log").read_text()
+    assert "\x1b" not in (tmp_path / "run" / "logs" / "flower.log").read_text()
     kept = sorted(path.parent.name for path in (tmp_path / "flower" / "nodes").rglob("ledger.json"))
     assert kept == ["printed", "sketch"]
     assert not list((tmp_path / "run").rglob("ledger.json"))

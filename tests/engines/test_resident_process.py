@@ -19,7 +19,7 @@ from client import app as client_app
 from client.reasons import REASONS
 from client.resident import messages
 from client.resident.caller import Caller
-from client.resident.place import peer, remove_left_overs, socket_of
+from client.resident.place import peer, remove_files, remove_left_overs, socket_of
 from common.errors import PayloadError
 from common.wire import payload
 
@@ -42,9 +42,10 @@ def test_it_is_started_once_and_again_when_it_died(asked: Asked) -> None:
 
 def test_it_ends_with_its_node(asked: Asked) -> None:
     pid = asked.start()
+    assert asked.caller.path.with_suffix(".lock").exists()
     asked.supernode.kill()  # not waited for: the node is a zombie until its parent waits for it
     wait_for(lambda: gone(pid))
-    assert not asked.caller.path.exists()
+    assert not list(asked.caller.path.parent.glob(f"{asked.supernode.pid}-*")), "neither socket nor lock"
 
 
 def test_a_signal_to_the_node_s_group_ends_it_cleanly(asked: Asked) -> None:
@@ -132,6 +133,9 @@ def test_what_dead_nodes_left_is_removed(asked: Asked) -> None:
         path.touch()
     remove_left_overs(folder)
     assert (dead.exists(), other.exists(), asked.caller.path.exists()) == (False, True, True)
+    asked.caller.path.with_suffix(".lock").touch()
+    remove_files(asked.caller.node)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
 def length(size: int) -> bytes:

@@ -22,13 +22,15 @@ class Cable:
         self.delay = 0.0
         self.target = host, int(port)
         self._open: set[socket.socket] = set()
+        self._cuts = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._port = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self._port}"
         self._listen()
 
     def cut(self) -> None:
-        """End all connections, and refuse new ones."""
+        """End all connections, those that are being made too, and refuse new ones."""
+        self._cuts += 1
         for end in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
@@ -50,12 +52,15 @@ class Cable:
         with contextlib.suppress(OSError):  # until it is cut
             while True:
                 near, _ = listener.accept()
-                threading.Thread(target=self._forward, args=(near,), daemon=True).start()
+                threading.Thread(target=self._forward, args=(near, self._cuts), daemon=True).start()
 
-    def _forward(self, near: socket.socket) -> None:
+    def _forward(self, near: socket.socket, cuts: int) -> None:
         with near, contextlib.suppress(OSError), socket.create_connection(self.target) as far:
             ends = {near: far, far: near}
             self._open |= ends.keys()
+            if cuts != self._cuts:  # cut before it was among those that are open
+                self._open -= ends.keys()
+                return
             with selectors.DefaultSelector() as ready:
                 for end in ends:
                     ready.register(end, selectors.EVENT_READ)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def read_gauges(path: Path) -> dict[str, float]:
-    """The numbers without labels, by name without Goldfinch's prefix."""
+    """The numbers, by name without Goldfinch's prefix, with its label if it has one."""
     found = {}
     for line in path.read_text().splitlines():
-        name, _, number = line.partition(" ")
-        if name.startswith("goldfinch_") and "{" not in name:
+        name, _, number = line.rpartition(" ")
+        if name.startswith("goldfinch_"):
             found[name.removeprefix("goldfinch_")] = float(number)
     return found
