@@ -75,7 +75,7 @@ def request_of(settings: RunSettings, round_number: int, **changes: Any) -> Requ
         "round": round_number,
         "exchange": "train",
         "client": "bright-0",
-        "client_count": 3,
+        "client_count": len(settings.clients),
         "client_index": 0,
         "train": True,
         "score": [],

@@ -32,7 +32,7 @@ def test_all_begin_with_the_same_weights_and_go_on_where_they_were(tmp_path):
     model = local.model
     for number in (1, 2):
         following = local_exchange(settings, position=1, round_number=number)
-        following.model = model
+        following.state, following.model = local.state, model
         following.run()
     states = kept(tmp_path)
     assert all(torch.equal(states["dark-0"][f"model/{name}"], t) for name, t in model.state_dict().items())
