@@ -32,6 +32,8 @@ class ModelState:
         self._kinds: dict[str, list[str]] = {}
         self._modules: list[tuple[nn.Module, tuple[nn.Module | None, ...], int, int]] = []
         self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._modes: list[bool] = []
+        self._trainable: list[bool] = []
         self._read()
         self.initial = self.copy()
         self._initial_unsaved = {name: buffer.clone() for name, buffer in self._unsaved.items()}
@@ -51,18 +53,21 @@ class ModelState:
     def reset(self) -> list[tuple[str, nn.Parameter]]:
         """Set training mode, remove the gradients, and let every parameter that is not frozen for good have one.
 
-        The model's own ``train`` and ``requires_grad_``, which walk every module, are called where something differs.
+        The model's own ``train`` and ``requires_grad_``, which walk every module, are called where something is not as
+        they left it.
 
         Returns:
             The parameters with their names, as ``named_parameters`` has them.
         """
         self.tensors()
-        if not all(module.training for module, *_ in self._modules):
+        if [module.training for module, *_ in self._modules] != self._modes:
             self.model.train()
+            self._modes = [module.training for module, *_ in self._modules]
         for _, parameter in self._parameters:
             parameter.grad = None
-        if not all(parameter.requires_grad for _, parameter in self._parameters):
+        if [parameter.requires_grad for _, parameter in self._parameters] != self._trainable:
             self.model.requires_grad_(True)
+            self._trainable = [parameter.requires_grad for _, parameter in self._parameters]
         return self._parameters
 
     @torch.no_grad()
@@ -108,6 +113,7 @@ class ModelState:
             children = tuple(module._modules.values())
             self._modules.append((module, children, len(module._parameters), len(module._buffers)))
         self._parameters = list(self.model.named_parameters())
+        self._modes, self._trainable = [], []
         self._kinds = {}
         for name, tensor in self._tensors.items():
             self._kinds.setdefault(str(tensor.dtype), []).append(name)

@@ -153,20 +153,34 @@ def test_buffers_outside_the_state_begin_anew_with_each_installation() -> None:
     assert not model.not_kept.any()
 
 
-class StaysInEvaluation(Plain):
-    def train(self, mode: bool = True) -> nn.Module:
+class PartlyFrozen(Plain):
+    """Keeps its layer from training, and in evaluation mode."""
+
+    def train(self, mode: bool = True) -> PartlyFrozen:
         super().train(mode)
-        self.norm.eval()
+        self.layer.eval()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> PartlyFrozen:
+        super().requires_grad_(requires_grad)
+        self.layer.requires_grad_(False)
         return self
 
 
-def test_a_model_is_reset_by_its_own_functions() -> None:
-    model = StaysInEvaluation()
+@pytest.mark.parametrize("before", ["new", "used", "evaluated"])
+def test_a_model_is_reset_by_its_own_functions(before: str) -> None:
+    model = PartlyFrozen()
     state = ModelState(model, set(model.state_dict()))
-    model.eval().requires_grad_(False)
-    model.layer.weight.grad = torch.ones(2, 3)
-    parameters = state.reset()
+    if before != "new":
+        state.reset()
+        model.norm.requires_grad_(False)
+        model.norm.weight.grad = torch.ones(2)
+    if before == "evaluated":
+        model.eval()
+    parameters = dict(state.reset())
     assert model.training
-    assert model.layer.training
-    assert not model.norm.training
-    assert all(parameter.requires_grad and parameter.grad is None for _, parameter in parameters)
+    assert model.norm.training
+    assert not model.layer.training
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    assert trained == {"norm.weight", "norm.bias"}
+    assert all(parameter.grad is None for parameter in parameters.values())

@@ -75,7 +75,7 @@ def request_of(settings: RunSettings, round_number: int, **changes: Any) -> Requ
         "round": round_number,
         "exchange": "train",
         "client": "bright-0",
-        "client_count": len(settings.clients),
+        "client_count": 3,
         "client_index": 0,
         "train": True,
         "score": [],
@@ -95,7 +95,7 @@ def released(settings: RunSettings, ours: Device, theirs: Device, **changes: Any
         download = settings.method.download(state, server)
         message = Payload(download.weights, download.prototypes, download.extra)
         message = cast_down(message, settings.rounds.transport)
-        request = request_of(settings, number, **changes)
+        request = request_of(settings, number, client_count=len(ours.settings.clients), **changes)
         pair = ours.answer(request, message), theirs.answer(request, message)
         found.append(pair)
         first = cast_up(pair[0], settings.rounds.transport)
