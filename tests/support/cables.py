@@ -94,9 +94,12 @@ class SlowCable(Cable):
         self._turn, self._free_at = threading.Lock(), {"up": 0.0, "down": 0.0}
         super().__init__(target)
 
-    def _forward(self, near: socket.socket) -> None:
+    def _forward(self, near: socket.socket, cuts: int) -> None:
         with near, contextlib.suppress(OSError), socket.create_connection(self.target) as far:
             self._open |= {near, far}
+            if cuts != self._cuts:
+                self._open -= {near, far}
+                return
             down = threading.Thread(target=self._carry, args=(far, near, "down"), daemon=True)
             down.start()
             self._carry(near, far, "up")
