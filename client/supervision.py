@@ -4,7 +4,7 @@ Flower 1.41 loses sight of slow ClientApps. Its SuperExec claims a message for 3
 (``HEARTBEAT_DEFAULT_INTERVAL``). The ClientApp's first heartbeat extends the claim, and that heartbeat comes after
 Python and Flower are imported. Where these imports take longer, the claim expires, the message is claimed again, and a
 second ClientApp starts for it. The first goes on: ``SubprocessExecutor.launch`` keeps no reference to the process. Its
-token is refused, and it tries again. So ClientApps pile up until the device has no memory, and none of them answers.
+token is refused, and it tries again. So ClientApps pile up until the device has no memory, and none of them replies.
 Processes that are still importing do not watch their parent yet, so they also outlive a SuperNode that is stopped.
 
 :class:`Supervisor` runs in the SuperNode's process. It keeps the claim of a ClientApp that lives, and ends a ClientApp
@@ -35,17 +35,16 @@ TRAINER = "client.resident"
 """Module of the resident trainer, which is no descendant of the SuperNode: the ClientApp that started it has ended."""
 
 POLL_SECONDS = 2.0
-"""Time between two looks at the ClientApps, far below the claim's 30 seconds."""
+"""Time between two checks of the ClientApps, far below the claim's 30 seconds."""
 
 START_SECONDS = 600.0
 """A ClientApp that has not begun after this time is ended. Then its claim expires, and Flower starts another."""
 
 LEAVE_SECONDS = 15.0
-"""Time that a ClientApp without a claim has to end by itself: it has answered, and signs off."""
+"""Time that a ClientApp without a claim has to end by itself: it has replied, and signs off."""
 
 TERM_SECONDS = 3.0
 """Time between SIGTERM and SIGKILL."""
-
 
 KILL_SECONDS = 2.0
 """Time to wait until killed processes have gone."""
@@ -101,7 +100,7 @@ class Supervisor:
     _reported_slow: bool = False
 
     def start(self) -> None:
-        """Look at the ClientApps every :data:`POLL_SECONDS`, in a thread that ends with the process."""
+        """Check the ClientApps every :data:`POLL_SECONDS`, in a thread that ends with the process."""
         threading.Thread(target=self._run, daemon=True, name="supervisor").start()
 
     def _run(self) -> None:
@@ -116,7 +115,7 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Look once at every ClientApp: keep its claim while it starts; end it if it has none."""
+        """Check every ClientApp once: keep its claim while it starts; end it if it has none."""
         claims = self.claims()
         if claims is None:
             return
@@ -152,7 +151,7 @@ class Supervisor:
             claims.acknowledge_task_heartbeat(task.task_id)
 
     def _note_start(self, watched: WatchedApp, seconds: float) -> None:
-        """Note how long a ClientApp took to start; say once that it was longer than Flower waits."""
+        """Note how long a ClientApp took to start; report once that it was longer than Flower waits."""
         if watched.began:
             return
         watched.began = True

@@ -35,10 +35,10 @@ MAX_WAYS, MAX_NAMED = 3, 4
 """Ways to read a layout, and names of each, in one message."""
 
 MAX_DEPTH = 12
-"""Folders in folders that are looked into."""
+"""How deep folders are entered."""
 
-MAX_LOOKED = 10_000
-"""Files in folders of systems that are looked at."""
+MAX_SAMPLED = 10_000
+"""Files in folders of systems that are examined."""
 
 
 def is_system(folder: Path) -> bool:
@@ -135,7 +135,7 @@ def not_read(folder: Path, apart: Collection[Path] = (), *, deep: bool = True) -
                     hints.setdefault(kind, unreadable(path))
             elif is_system(path):
                 files = (Path(above, name) for above, _, names in os.walk(path) for name in names)
-                if count := sum(map(_is_any_image, islice(files, MAX_LOOKED))):
+                if count := sum(map(_is_any_image, islice(files, MAX_SAMPLED))):
                     found.append(f"{path.relative_to(folder)}/ ({count} images in a system's folder)")
             elif path in apart or not any(True for _ in images_below(path)):
                 if hint := unreadable(path) if path not in apart else "":
@@ -153,7 +153,7 @@ def unreadable(place: Path) -> str:
     Args:
         place: the folder, or the file itself.
     """
-    for path in islice([place] if place.is_file() else sorted(place.rglob("*")), MAX_LOOKED):
+    for path in islice([place] if place.is_file() else sorted(place.rglob("*")), MAX_SAMPLED):
         kind = kind_of_file(path)
         if kind.startswith("a HEIF"):
             kind += f": {install_command('heif')} reads it, or convert it to JPEG"

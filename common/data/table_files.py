@@ -77,9 +77,9 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": 
 """What may separate the columns of a text file; of several that fit, the first."""
 
 NONE = "none"
-"""What says that no column holds the domains, or the splits."""
+"""The value for no column of domains, or of splits."""
 
-MAX_LOOKED = 2**16
+MAX_SAMPLED = 2**16
 """Characters of a text file, and cells of a column, by which they are recognised."""
 
 MAX_VALUES, MAX_NUMBERS = 10_000, 10
@@ -114,10 +114,10 @@ class Columns:
 
 @dataclass
 class Cells:
-    """What the cells of a column hold: how often each value, while there are few, and how many look like paths."""
+    """What the cells of a column hold: how often each value, while there are few, and how many seem to be paths."""
 
     rows: int = 0
-    looked: int = 0
+    read: int = 0
     paths: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -126,14 +126,14 @@ class Cells:
         self.rows += len(cells)
         if len(self.counts) <= MAX_VALUES:
             self.counts.update(cells)
-        if self.looked < BATCH:
-            self.looked += len(cells)
+        if self.read < BATCH:
+            self.read += len(cells)
             self.paths += sum(is_path(cell, base) for cell in cells)
 
     @property
     def holds_paths(self) -> bool:
-        """Whether most cells look like paths of images."""
-        return 2 * self.paths > self.looked > 0
+        """Whether most cells seem to be paths of images."""
+        return 2 * self.paths > self.read > 0
 
     @property
     def repeats(self) -> bool:
@@ -166,9 +166,9 @@ class Cells:
 
 
 def is_path(cell: str, base: Path) -> bool:
-    """Return whether a cell looks like the path of an image: by its suffix, or because the file is there.
+    """Return whether a cell seems to be the path of an image: by its suffix, or because the file is there.
 
-    A path of several parts is also looked for from the folders above.
+    A path of several parts is also tried from the folders above.
     """
     place = PurePosixPath(cell.replace("\\", "/"))
     if place.suffix.lower() in SUFFIXES:
@@ -350,7 +350,7 @@ def find_columns(
         place: its file or folder, or the name of a set on the Hub.
         parts: its files, see :func:`parts_of`.
         requested: the columns that the user named.
-        domains: names of the domains that are known; ``None``: no column of domains is looked for.
+        domains: names of the domains that are known; ``None``: no column of domains is wanted.
 
     Raises:
         DataError: it cannot be read, is too large, or its columns are missing or ambiguous.
@@ -589,7 +589,7 @@ def _form(path: Path) -> Form:
     """Return how a text file is written, by what it holds, and log what is not a header and commas."""
     check_regular(path, MAX_TEXT_FILE)
     with path.open("rb") as stream:
-        start = stream.read(MAX_LOOKED)
+        start = stream.read(MAX_SAMPLED)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"table: {path} is in UTF-16; {_recoded(path, 'UTF-16')}")
     if any(byte < 9 for byte in start) or start.startswith((b"PAR1", b"PK\3\4")):
@@ -597,11 +597,11 @@ def _form(path: Path) -> Form:
     try:
         text = start.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if error.end < len(start) or len(start) < MAX_LOOKED:
+        if error.end < len(start) or len(start) < MAX_SAMPLED:
             raise DataError(f"table: {path} is not in UTF-8 ({error}); {_recoded(path, 'ISO-8859-1')}") from error
         text = start[: error.start].decode("utf-8-sig")
     lines = text.splitlines(keepends=True)
-    if len(start) == MAX_LOOKED and len(lines) > 1:
+    if len(start) == MAX_SAMPLED and len(lines) > 1:
         lines.pop()
     above = 0
     separators = list(SEPARATORS)
@@ -809,8 +809,8 @@ def _choose_columns(
     columns = Columns(image, label, domain, split, known.group, known.scored)
     _check_kinds(place, columns, kinds)
     left = [name for name in left if name != label]
-    asked = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
-    columns = _with_few_values(place, parts, columns, {name: contents[name] for name in left}, asked, domains)
+    settled = Columns(domain=requested.domain or domain, split=requested.split or split or "-" * (len(parts) - 1))
+    columns = _with_few_values(place, parts, columns, {name: contents[name] for name in left}, settled, domains)
     _log_columns(place, columns, requested, kinds)
     return columns
 
@@ -837,12 +837,12 @@ def _with_few_values(
     parts: Sequence[TablePart],
     columns: Columns,
     left: Mapping[str, Cells],
-    asked: Columns,
+    settled: Columns,
     domains: tuple[str, ...] | None,
 ) -> Columns:
     """Return the columns with that of domains: the only one of few words for many rows, other than the labels."""
     sites: list[str] = []
-    if domains is not None and not asked.domain:
+    if domains is not None and not settled.domain:
         sites = [
             name for name, held in left.items() if held.is_few and (not domains or set(domains) & set(held.counts))
         ]
@@ -855,7 +855,7 @@ def _with_few_values(
                     pairs[name].update(zip(cells[name], cells[columns.label], strict=True))
         words = [name for name in words if len(pairs[name]) > len(left[name].counts)]  # others are like the labels
     folds: list[str] = []
-    if not asked.split:
+    if not settled.split:
         for name, held in left.items():
             if held.is_yes_or_no or (held.is_few and held.is_number and len(held.counts) <= MAX_NUMBERS):
                 folds.append(name)
