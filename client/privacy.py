@@ -385,7 +385,15 @@ class Unprotected:
         return trained
 
     def losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """Return the training losses for the answer."""
+        """Return the training losses for the answer.
+
+        Raises:
+            ConfigError: one is infinite or NaN.
+        """
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                remedy = "try a smaller train.learning_rate, or train.clip_norm=1"
+                raise ConfigError(f"the loss {name} is {loss}, from which training cannot recover: {remedy}")
         return dict(losses)
 
 

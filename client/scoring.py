@@ -40,9 +40,12 @@ class ScoreCounter:
             labels: int64 ``[N]``.
 
         Raises:
-            PayloadError: the model's scores are not finite, or the user's own metric returned something else than the
-                sums that it declares.
+            PayloadError: the scores or logits are of another shape, or not finite; or the user's own metric returned
+                something else than the sums that it declares.
         """
+        shape = (len(labels), self.class_count)
+        if not scores.shape == logits.shape == shape:
+            raise PayloadError(f"logits {[*logits.shape]} and scores {[*scores.shape]} must both be {[*shape]}")
         self._loss += nn.functional.cross_entropy(logits, labels, reduction="sum").double()
         cells = labels * self.class_count + scores.argmax(1)
         self._cells.index_add_(0, cells, torch.ones_like(cells))

@@ -303,11 +303,9 @@ class LocalExchange:
                 parameter.requires_grad_(chosen)
             if chosen:
                 trained.append(parameter)
-        if not trained:
-            raise ConfigError(
-                f"model.freeze=backbone leaves {self.method.name} nothing to train in phase {self.phase + 1} of a "
-                "round; set model.freeze=none"
-            )
+        if not trained or phase.epochs < 1:
+            remedy = "set model.freeze=none" if frozen else "give it epochs, and names of parameters"
+            raise ConfigError(f"{self.method.name} has nothing to train in phase {self.phase + 1} of a round: {remedy}")
         self.optimizer = self.make_optimizer(trained)
         if self.steps is not None:
             self.steps.begin_phase()
@@ -405,10 +403,8 @@ class LocalExchange:
         return images
 
     def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
-        mode = self.method.prototypes_from
-        if mode == "post_eval":
-            features, labels = self.features()
-            return class_means(features, labels, self.class_count)
+        if self.method.prototypes_from == "post_eval":
+            return class_means(*self.features(), self.class_count)
         if sums is None:
             return PrototypeSet.empty(self.feature_size)
         return sums.means()

@@ -45,6 +45,8 @@ def search(folder: Path) -> None:
     """
     if folder.resolve() in FOLDERS:
         return
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder}: no such folder in {Path.cwd()}; give one that is laid out as conf/")
     groups = [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
     choices_by_group = {group: choices_of(group, [folder]) for group in groups}
     if not any(choices_by_group.values()):

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import threading
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ BROUGHT = {
     "clients": "the protocol decides the clients; goldfinch list protocol",
 }
 """Names that people bring from elsewhere, and what to write."""
+
+TABLES = (".csv", ".tsv", ".parquet")
+"""Suffixes of files that ``data.path`` names."""
 
 SIMILAR = 0.8
 """Smallest similarity of an unknown key to the last part of a setting at which it is suggested, from 0 to 1."""
@@ -365,7 +368,20 @@ def _names_class(item: Override) -> bool:
     if key.endswith("._target_"):
         return True
     options = choices_of(key)
-    return "." in value and bool(options) and value not in options
+    is_path = "/" in value or Path(value).suffix in (".py", ".yaml", *TABLES)
+    return "." in value and not is_path and bool(options) and value not in options
+
+
+def _remedy(group: str, choice: str, options: Iterable[str]) -> str:
+    """Return what to write in the place of ``choice``, which may be the path of what a setting names otherwise."""
+    path = Path(choice)
+    if path.suffix == ".py":
+        return f"write its dotted name: {group}={'.'.join(path.with_suffix('').parts)}.NAME"
+    if group == "data" and path.suffix in TABLES:
+        return shell_line(["data=table", quoted_override("data.path", choice)])
+    if group == "data" and "/" in choice:
+        return f"a folder of images is {shell_line(['data=folder', quoted_override('data.root', choice)])}"
+    return nearest(choice.removesuffix(".yaml"), options)
 
 
 def _is_dictionary(key: str, composed: DictConfig) -> bool:
@@ -409,7 +425,7 @@ def _check_group(item: Override) -> bool:
         if choice is None and group != "experiment":
             raise ConfigError(f"{group}=null: one must be chosen; {nearest('', options)}")
         if choice is not None and str(choice) not in options:
-            raise ConfigError(f"{group}={choice}: no such choice; {nearest(str(choice), options)}")
+            raise ConfigError(f"{group}={choice}: no such choice; {_remedy(group, str(choice), options)}")
     return True
 
 

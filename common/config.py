@@ -1,10 +1,14 @@
 """Checked, frozen dataclasses: built from a configuration and written back; errors name the nearest valid choice."""
 
 import dataclasses
+import dis
 import importlib
+import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -75,17 +79,57 @@ def checked(target: type[T]) -> type[T]:
     fields are checked in ``__post_init__``, which raises ``ValueError`` (:func:`check`).
 
     Raises:
+        TypeError: ``target`` has a function in the place of a property of its base, or one that returns nothing in the
+            place of one that returns a value.
         ValueError: an object is constructed with a value of another type or out of range (pydantic's
             ``ValidationError``).
     """
+    for base in target.__mro__[1:]:
+        for name in vars(target).keys() & vars(base).keys():
+            _check_override(vars(target)[name], vars(base)[name], f"{target.__name__}.{name}", base)
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
     return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
+
+
+def _check_override(own: object, replaced: object, where: str, base: type) -> None:
+    """Refuse a function in the place of a property, or one that returns nothing in the place of one that does."""
+    if not inspect.isfunction(own):
+        return
+    if isinstance(replaced, property):
+        raise TypeError(f"{where} is a function, and a property of {base.__name__}: write @property above it")
+    if inspect.isfunction(replaced) and "None" not in str(replaced.__annotations__.get("return")) and _no_value(own):
+        raise TypeError(f"{where} returns nothing, and that of {base.__name__} returns a value: add return")
+
+
+def _no_value(function: types.FunctionType) -> bool:
+    """Return whether a function returns ``None`` wherever it returns; one that only raises does not."""
+    before, values = None, []
+    for instruction in dis.get_instructions(function):
+        if instruction.opname == "RETURN_CONST":
+            values.append(instruction.argval)
+        elif instruction.opname == "RETURN_VALUE":
+            is_constant = before is not None and before.opname == "LOAD_CONST"
+            values.append(before.argval if is_constant else function)
+        before = instruction
+    return bool(values) and all(value is None for value in values) and not inspect.isgeneratorfunction(function)
 
 
 def check(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless ``condition`` holds; for conditions on fields, in ``__post_init__``."""
     if not condition:
         raise ValueError(message)
+
+
+def returned(value: object, kind: type[T], function: Callable[..., Any]) -> T:
+    """Return ``value``, which ``function`` of a class returned that may be the user's own, if it is a ``kind``.
+
+    Raises:
+        ConfigError: it is not, such as ``None`` of a function without ``return``.
+    """
+    if not isinstance(value, kind):
+        name = function.__qualname__
+        raise ConfigError(f"{name} returned a {type(value).__name__}; it must return a {kind.__name__}(...)")
+    return value
 
 
 def build(node: Mapping[str, Any], where: str, target: type | None = None) -> Any:
@@ -303,6 +347,28 @@ def _import_advice(module_name: str, error: ImportError) -> str:
     return f"{parent} is in {', '.join(places) or sys.modules[parent].__file__}: {nearest(name, modules)}"
 
 
+def _module(name: str, path: str, where: str) -> types.ModuleType:
+    """Import the module ``name`` for the dotted name ``path``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import {path}: {error}; {_import_advice(name, error)}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{where}: cannot import {path}: {type(error).__name__}: {error}{_place_in(name, error)}; correct it there"
+        ) from error
+
+
+def _place_in(module_name: str, error: Exception) -> str:
+    """Return the last line of the module's own package that an error passed; empty if there is none."""
+    spec = importlib.util.find_spec(module_name.partition(".")[0])
+    if isinstance(error, SyntaxError) or spec is None:  # its text has the line
+        return ""
+    places = tuple(spec.submodule_search_locations or [str(spec.origin)])
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(places)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
 def imported(path: object, where: str, fits: Callable[[object], bool], kind: str = "object") -> object:
     """Import the object of a dotted name.
 
@@ -322,14 +388,17 @@ def imported(path: object, where: str, fits: Callable[[object], bool], kind: str
             f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path}"
         )
     module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{where}: cannot import {path}: {error}; {_import_advice(module_name, error)}") from error
+    module = _module(module_name, path, where)
     target: object = getattr(module, name, None)
+    if target is None and hasattr(module, "__path__") and importlib.util.find_spec(path) is not None:
+        target = _module(path, path, where)
+    if isinstance(target, types.ModuleType):
+        names = [each for each in vars(target) if fits(getattr(target, each))]
+        raise ConfigError(f"{where}: {path} is a module; add the name of its {kind}: {path}.NAME; {nearest('', names)}")
     if target is None:
         names = [each for each in vars(module) if fits(getattr(module, each))]
-        raise ConfigError(f"{where}: {module_name} ({module.__file__}) has no {kind} {name}; {nearest(name, names)}")
+        place = module.__file__ or ", ".join(module.__path__)
+        raise ConfigError(f"{where}: {module_name} ({place}) has no {kind} {name}; {nearest(name, names)}")
     return target
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from common.config import Names, check, checked
+from common.config import Names, check, checked, returned
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
 from common.data.names import check_names
@@ -246,10 +246,8 @@ class DataSource(ABC):
 
 @lru_cache(maxsize=32)
 def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
-    if own:
-        found = source._read_own(domain)
-    else:
-        found = source._read(domain)
+    read = source._read_own if own else source._read
+    found = returned(read(domain), Domain, source._read)
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
             place = ""

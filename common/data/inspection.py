@@ -12,7 +12,7 @@ from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
-from common.errors import DataError, some_of
+from common.errors import DataError, nearest, some_of
 from common.text import warn_once
 
 BLOCK = 4096
@@ -68,12 +68,45 @@ def inspect_all(source: DataSource, protocol: Protocol, seed: int, *, private: b
     """Read and compare the domains that a protocol uses (:func:`inspect`), and say what no client holds of them.
 
     Raises:
-        DataError: see :func:`inspect`.
+        DataError: see :func:`inspect`; or the protocol's clients, splits or test domains are not what one must give.
     """
+    _check_clients(source, protocol)
     used = {client.domain for client in protocol.clients(source)} | set(protocol.test_domains(source))
     inspect(source, [domain for domain in source.domains if domain in used], private=private)
     if line := not_held(source, protocol, seed):
         warn_once(line)
+
+
+def _check_clients(data: DataSource, protocol: Protocol) -> None:
+    """Refuse a protocol without clients, with one of them twice, or that scores what is no domain."""
+    name = type(protocol).__name__
+    ids = [client.id for client in protocol.clients(data)]
+    twice = [client for client, count in Counter(ids).items() if count > 1]
+    if not ids or twice:
+        found = f"has {twice[0]} twice" if twice else "is empty"
+        raise DataError(
+            f"{name}.clients {found}; it must have each client once: ClientSpec(domain, 0), (domain, 1) ..."
+        )
+    for domain in protocol.test_domains(data):
+        if domain not in data.domains:
+            raise DataError(
+                f"{name}.test_domains has {domain!r}, no domain of the data; {nearest(domain, data.domains)}"
+            )
+
+
+def _check_split(protocol: Protocol, domain: Domain, client: ClientSpec, indices: object) -> None:
+    """Refuse a split that is not what :meth:`Protocol.split` must return."""
+    images = len(domain.train)
+    fits = False
+    if isinstance(indices, torch.Tensor) and indices.dtype == torch.int64 and indices.ndim == 1:
+        inside = torch.cat([torch.tensor([-1]), indices, torch.tensor([images])])
+        fits = bool((inside.diff() > 0).all())
+    if not fits:
+        raise DataError(
+            f"{type(protocol).__name__}.split of {client.id} must be an int64 tensor [n] of distinct, ascending "
+            f"indices from 0 to {images - 1}, of the training images of {domain.name}; it is {type(indices).__name__} "
+            f"{str(indices)[:80]}"
+        )
 
 
 def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
@@ -94,6 +127,8 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
             parts = [protocol.split(domain, client, seed) for client in of_domain]
         except DataError:  # a client that cannot be made says so itself
             continue
+        for client, part in zip(of_domain, parts, strict=True):
+            _check_split(protocol, domain, client, part)
         labels = domain.train.labels
         held = torch.cat(parts).unique()
         if len(held) == len(labels):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from common.config import Count, checked
+from common.config import Count, checked, returned
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
 from common.models.convolutional import (
     AlexNetBackbone,
@@ -62,7 +62,7 @@ class ModelSpec(ABC):
                 f"{self.minimum_image_size} or more; set a larger image size for the data, or choose another model"
             )
         with initialised(seed, "initialisation"):
-            model = self._construct(class_count, image_size)
+            model = returned(self._construct(class_count, image_size), Model, self._construct)
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)
         model.frozen = self.freeze == "backbone"

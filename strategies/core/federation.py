@@ -100,8 +100,7 @@ class Outcome:
         """Return what was scaled of accepted replies and by how much, by client id, as text for the record."""
         texts: dict[str, str] = {}
         for client, factors in self.scaled.items():
-            ascending = sorted(factors.items(), key=lambda item: item[1])
-            parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
+            parts = [f"{name} by {factor:.3g}" for name, factor in sorted(factors.items(), key=lambda item: item[1])]
             texts[client] = ", ".join([*self.scaled_why[client], *parts])
         return texts
 
@@ -334,11 +333,14 @@ class Federation:
             needed, by = self.needed(asked)
         counted = dict(self.counted)
         if needed and len(updates) >= needed:
-            state = self.method.aggregate(state, updates, self.server)
+            made = self.method.aggregate(state, updates, self.server)
+            if tensor_specs(made.weights) != tensor_specs(state.weights):
+                raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
+            state = made
             keeping = {update.client.id for update in updates}
             keeping &= {reply.client for reply in admitted if reply.answer.kept}
-            made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
-            counted |= dict.fromkeys(keeping, made)
+            version = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
+            counted |= dict.fromkeys(keeping, version)
         return Outcome(state, admitted, updates, refused, scaled, needed, by, counted, scaled_why)
 
     def _filter(self, updates: list[Update], state: GlobalState) -> tuple[list[Update], Factors, dict[str, list[str]]]:

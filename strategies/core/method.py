@@ -9,13 +9,13 @@ the device answers with an upload, and the server aggregates the uploads into th
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from common.config import checked
-from common.errors import ConfigError
+from common.errors import ConfigError, nearest, some_of
 from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -134,6 +134,12 @@ class Method:
         Raises:
             ConfigError: the settings contradict the method; the message says what to set.
         """
+        modes, sends = get_args(PrototypeMode), self.prototypes_from != "none"
+        if self.prototypes_from not in modes:
+            raise ConfigError(f"method={self.name}: prototypes_from is {self.prototypes_from!r}; {nearest('', modes)}")
+        aggregates = type(self).aggregate_prototypes is not Method.aggregate_prototypes
+        if sends != aggregates and type(self).aggregate is Method.aggregate:
+            raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
         if self.multi_view and settings.views.count < 1:
             raise ConfigError(
                 f"method={settings.choices['method']} compares views of an image, and views="
@@ -261,11 +267,8 @@ class Method:
         batch = local.forward(images, labels)
         losses = self.loss(batch, local)
         if not isinstance(losses, Losses):
-            raise TypeError(
-                f"{type(self).__name__}.loss returned a {type(losses).__name__}; it must return its terms by name, "
-                'Losses({"cross_entropy": ...})'
-            )
-        detached = [name for name, term in losses.terms.items() if not term.requires_grad]
+            raise TypeError(f"{type(self).__name__}.loss returned a {type(losses).__name__}, not Losses(terms by name)")
+        detached = [name for name, term in losses.terms.items() if not getattr(term, "requires_grad", False)]
         if detached and losses.fused is None and batch.features.requires_grad:  # a frozen backbone's have none
             raise TypeError(
                 f"{type(self).__name__}.loss: the term {detached[0]} has no gradient, so nothing would train on it; to "
@@ -280,6 +283,8 @@ class Method:
         """Return what to send after local training, and what to keep."""
         if self.prototypes_from == "none":
             return Upload()
+        if self.prototypes_from == "own":
+            raise NotImplementedError(f"{self.name} has prototypes of its own, and no upload that sends them")
         return Upload(prototypes=trained.prototypes)
 
     def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:  # noqa: ARG002
@@ -386,7 +391,10 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
     Raises:
         ConfigError: the method exchanges a part of the model that messages cannot contain.
     """
-    names = settings.method.shared_names(model)
+    names, known = set(settings.method.shared_names(model)), model.state_dict().keys()
+    if not names <= known:
+        unknown = f"method={settings.method.name}: shared_names: {some_of(sorted(names - known), 3)}"
+        raise ConfigError(f"{unknown}: the network has no such tensor; it has {some_of(sorted(known), 3)}")
     parameters = names & {name for name, _ in model.named_parameters()}
     shared: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():

@@ -157,7 +157,7 @@ def test_a_folder_that_is_of_no_use_is_refused(file: str, reason: str, tmp_path:
     (tmp_path / file).write_text("_target_: ownlib.fair.QFair\n")
     with pytest.raises(ConfigError, match=reason):
         search(tmp_path)
-    with pytest.raises(ConfigError, match="no file such as"):
+    with pytest.raises(ConfigError, match="no such folder"):
         search(tmp_path / "nowhere")
     assert FOLDERS == [CONF]
 

@@ -1,0 +1,193 @@
+"""Mistakes in a class of one's own: what the page's class becomes by one wrong line, and what the run says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from support.own import forget
+
+from goldfinch.cli import main
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+TINY = ["data=glyphs", "train.device=cpu", "train.rounds=2", "train.local_steps=1", "rounds.test_samples=8", "--quiet"]
+SUPER = "    def aggregate(self, state, updates, server):\n        new = super().aggregate(state, updates, server)\n"
+PHASES = "    def phases(self, epochs):\n        from strategies.core.exchange import Phase\n"
+
+
+def page_class(page: str) -> str:
+    """Return the first block of Python of a page, which is a whole module."""
+    text = (DOCS / f"add-a-{page}.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty package ``ownlib`` in the working directory, on the path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ownlib").mkdir()
+    yield tmp_path / "ownlib"
+    forget("ownlib")
+
+
+def said(package: Path, page: str, old: str, new: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a run with the page's class says that has ``new`` in the place of ``old``; the run must fail."""
+    source = page_class(page)
+    assert old in source
+    (package / "mine.py").write_text(source.replace(old, new))
+    assert main(["run", *TINY, "output=run", *words]) == 1
+    return capsys.readouterr().err
+
+
+METHODS: Mapping[str, tuple[str, str, str]] = {
+    "no property": ("    @property\n", "", "prototypes_from is a function, and a property of Method: write @property"),
+    "misspelt property": ("def prototypes_from", "def prototypes_form", "override both prototypes_from and"),
+    "unknown prototypes": ('"last_epoch_running"', '"last_epoch"', "prototypes_from is 'last_epoch'; choices: .*own"),
+    "prototypes not sent": ('"last_epoch_running"', '"own"', "no upload that sends them"),
+    "prototypes not averaged": ("def aggregate_prototypes", "def prototypes", "override both prototypes_from and"),
+    "no return of prototypes": (
+        "        return server.aggregation.class_means(",
+        "        server.aggregation.class_means(",
+        "aggregate_prototypes returns nothing, and that of Method",
+    ),
+    "no losses": ("return Losses(terms)", "return terms", r"loss returned a dict, not Losses\("),
+    "no return of losses": ("return Losses(terms)", "Losses(terms)", "WarmContrast.loss returns nothing"),
+    "a number among losses": ("return Losses(terms)", "return Losses({**terms, 'b': 0.5})", "the term b has no grad"),
+    "infinite loss": (
+        "return Losses(terms)",
+        "return Losses({'b': batch.cross_entropy() * float('nan')})",
+        "the loss b is nan, .*train.learning_rate",
+    ),
+    "no return of a state": ("    @property", f"{SUPER}\n    @property", "WarmContrast.aggregate returns nothing"),
+    "other dtypes": (
+        "    @property",
+        f"{SUPER}        weights = {{name: tensor.double() for name, tensor in new.weights.items()}}\n"
+        "        return GlobalState(weights, new.prototypes, round=new.round)\n\n    @property",
+        "returned weights of other names, dtypes or shapes",
+    ),
+    "no return of an average": (
+        "    @property",
+        "    def average(self, *_):\n        pass\n\n    @property",
+        "WarmContrast.average returns nothing",
+    ),
+    "no return of a download": (
+        "    @property",
+        "    def download(self, *_):\n        pass\n\n    @property",
+        "WarmContrast.download returns nothing",
+    ),
+    "no return of an upload": (
+        "    @property",
+        "    def upload(self, *_):\n        pass\n\n    @property",
+        "WarmContrast.upload returns nothing",
+    ),
+    "unknown tensors": (
+        "    @property",
+        "    def shared_names(self, model):\n        return {'body.weight'}\n\n    @property",
+        "shared_names: body.weight: the network has no such tensor; it has backbone",
+    ),
+    "unknown parameters": (
+        "    @property",
+        f"{PHASES}        return (Phase(epochs, lambda name: name.startswith('body')),)\n\n    @property",
+        "nothing to train in phase 1 of a round: give it epochs, and names",
+    ),
+    "no epochs": (
+        "    @property",
+        f"{PHASES}        return (Phase(0),)\n\n    @property",
+        "nothing to train in phase 1 of a round: give it epochs",
+    ),
+    "classes in the place of scores": (
+        "    @property",
+        "    def predict(self, features, logits, local):\n        return logits.argmax(1)\n\n    @property",
+        r"logits \[8, 10\] and scores \[8\] must both be \[8, 10\]",
+    ),
+    "another decorator": (
+        "@checked\n",
+        "import dataclasses\n\n\n@dataclasses.dataclass\n",
+        r"cannot inherit non-frozen .*ownlib/mine.py, line \d+\); correct it there",
+    ),
+    "syntax": ("terms = {", "terms = {{", "was never closed .*mine.py, line"),
+}
+
+
+@pytest.mark.parametrize("mistake", METHODS)
+def test_a_mistake_in_a_method_is_named(mistake: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new, reason = METHODS[mistake]
+    words = ["method=ownlib.mine.WarmContrast", "protocol.samples=16", "data.domains=[sketch,signs]"]
+    assert re.search(reason, said(package, "method", old, new, words, capsys), re.DOTALL)
+
+
+PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
+    "client twice": ("ClientSpec(domain, index)", "ClientSpec(domain, 0)", "ByLabel.clients has sketch-0 twice"),
+    "no client": ("return tuple(", "return () and tuple(", "ByLabel.clients is empty"),
+    "not ascending": (".sort().values", ".flip(0)", r"split of sketch-0 must be an int64 tensor \[n\] of distinct"),
+    "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
+    "no tensor": (".sort().values", ".tolist()", "it is list"),
+    "beyond the images": (".sort().values", ".sort().values + 9999", "from 0 to 239, of the training images of sk"),
+    "unknown domain": (
+        "    def split",
+        "    def test_domains(self, data):\n        return ('nowhere',)\n\n    def split",
+        "test_domains has 'nowhere', no domain",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", PROTOCOLS)
+def test_a_mistake_in_a_protocol_is_named_before_training(
+    mistake: str, package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, reason = PROTOCOLS[mistake]
+    words = ["method=fedavg", "protocol=ownlib.mine.ByLabel", "data.domains=[sketch]"]
+    assert re.search(reason, said(package, "protocol", old, new, words, capsys), re.DOTALL)
+    assert not Path("run", "scores.jsonl").exists() or not Path("run", "scores.jsonl").read_text()
+
+
+MODELS: Mapping[str, tuple[str, str, str]] = {
+    "outputs": (
+        "nn.Linear(self.width, class_count)",
+        "nn.Linear(self.width, class_count + 1)",
+        r"\[8, 11\] .* both be",
+    ),
+    "another class": (
+        "return Model(",
+        "return nn.Sequential(nn.ReLU()) or Model(",
+        r"returned a Sequential; .* a Model\(",
+    ),
+    "no return": ("return Model(", "Model(", "_construct returns nothing"),
+}
+
+
+@pytest.mark.parametrize("mistake", MODELS)
+def test_a_mistake_in_a_network_is_named(mistake: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new, reason = MODELS[mistake]
+    words = ["method=fedavg", "model=ownlib.mine.Wide", "protocol.samples=16", "data.domains=[sketch]"]
+    assert re.search(reason, said(package, "model", old, new, words, capsys), re.DOTALL)
+
+
+def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(re.findall(r"```python\n(.*?)```", (DOCS / "add-a-data-set.md").read_text(), re.DOTALL)[1], {})
+    words = ["method=fedavg", "data=ownlib.mine.Archives", "data.root=.", "data.domains=[day]", "data.image_size=16"]
+    error = said(package, "data-set", "return Domain(", "return (", words, capsys)
+    assert "Archives._read returned a tuple; it must return a Domain(" in error
+    forget("ownlib")
+    assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["method=ownlib.mine"], r"ownlib.mine is a module; add the name of its class: ownlib.mine.NAME; .*WarmContr"),
+        (["method=ownlib.Mine"], r"ownlib \(.*ownlib\) has no class Mine"),
+        (["method=ownlib/mine.py"], r"write its dotted name: method=ownlib.mine.NAME"),
+        (["--config-dir", "nowhere"], "no such folder in .*; give one that is laid out as conf/"),
+    ],
+    ids=["module", "namespace", "path", "folder"],
+)
+def test_a_name_that_is_no_class_gets_the_remedy(
+    words: list[str], reason: str, package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package / "mine.py").write_text(page_class("method"))
+    assert main(["run", *TINY, "output=run", *words]) == 1
+    assert re.search(reason, capsys.readouterr().err)
