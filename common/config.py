@@ -103,14 +103,14 @@ def _check_override(own: object, replaced: object, where: str, base: type) -> No
 
 def _no_value(function: types.FunctionType) -> bool:
     """Return whether a function returns ``None`` wherever it returns; one that only raises does not."""
-    before, values = None, []
+    values: list[object] = []
+    last: object = function
     for instruction in dis.get_instructions(function):
         if instruction.opname == "RETURN_CONST":
             values.append(instruction.argval)
         elif instruction.opname == "RETURN_VALUE":
-            is_constant = before is not None and before.opname == "LOAD_CONST"
-            values.append(before.argval if is_constant else function)
-        before = instruction
+            values.append(last)
+        last = instruction.argval if instruction.opname == "LOAD_CONST" else function
     return bool(values) and all(value is None for value in values) and not inspect.isgeneratorfunction(function)
 
 

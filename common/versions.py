@@ -11,6 +11,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from common.errors import ConfigError, some_of
 from common.regular_files import read_small
 
 VERSION = "0.1.0"
@@ -70,6 +71,20 @@ def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
                 name = path.relative_to(place.parent).as_posix()
                 hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return hashes
+
+
+def check_imported_code(own: tuple[str, ...] = ()) -> None:
+    """Refuse to go on with code that was changed since this process imported it, such as in a notebook.
+
+    Raises:
+        ConfigError: a file of :func:`code_files` is not what it was when it was read first.
+    """
+    changed = differing(code_files(own), code_files.__wrapped__(own))
+    if changed:
+        raise ConfigError(
+            f"{some_of(changed, 3)}: changed since this process imported it, and Python imports a file once: restart "
+            "the notebook's kernel, or the program"
+        )
 
 
 @lru_cache

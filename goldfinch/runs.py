@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, ClassTotals
@@ -431,13 +431,15 @@ class Runs(list[Run]):
             labels: other names of rows or methods, ``OLD=NEW``, such as ``"fpl=FPL (ours)"``.
 
         Raises:
-            ConfigError: no run was scored, a run lacks the metric, a label fits no row, or the rule is unknown.
+            ConfigError: no run was scored, a run lacks the metric, a label fits no row, or rule or values are unknown.
         """
-        from goldfinch.results.frames import wide_table
+        from goldfinch.results.frames import Values, wide_table
         from goldfinch.results.table import tables_of
 
         if rule not in RULES:
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
+        if values not in get_args(Values):
+            raise ConfigError(f"values={values!r}: choose one of {', '.join(get_args(Values))}")
         unfinished = [run.records for run in self.unfinished]
         tables = tables_of([run.records for run in self], metric, labels, unfinished=unfinished)
         return wide_table(tables, rule, values)

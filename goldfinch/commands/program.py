@@ -43,7 +43,10 @@ def _unexpected(error: Exception) -> str:
 
 
 def _how_to_see_more() -> str:
-    again = shell_line(["goldfinch", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if words[:1] == ["run"] and not {"resume=true", "overwrite=true"} & set(words):
+        words.append("resume=true")  # the folder may hold what was done until the error
+    again = shell_line(["goldfinch", *words])
     return printable(f"{TRACEBACK}=1 {again} shows where it happened")
 
 

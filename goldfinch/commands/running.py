@@ -20,6 +20,7 @@ from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable, shell_line
+from common.versions import check_imported_code
 from common.wire.payload import Payload, cast_down, encoded_size
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
@@ -54,7 +55,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         link: a running SuperLink for a simulation; ``None`` starts one.
 
     Raises:
-        ConfigError: the engine does not exist, or the output folder cannot be used.
+        ConfigError: the engine does not exist, the output folder cannot be used, or code has changed since this process
+            imported it.
         CheckpointError: a setting contradicts the rounds that are done of a run that is resumed; nothing was started
             or written.
     """
@@ -63,6 +65,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
+    check_imported_code(settings.own_packages)
     if engine not in SIMULATED:
         check_deployable(settings)
     if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -242,6 +243,37 @@ def test_a_package_is_found_without_importing_it(package: Path) -> None:
     (package.parent / "single.py").touch()
     assert place_of("single") == package.parent / "single.py"
     assert [place_of(name) for name in ("nolib", "__main__", "sys")].count(None) >= 2
+
+
+def test_code_that_was_changed_after_its_import_is_not_run_as_if_it_were_new(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a notebook, whose process goes on: Python does not import a file again."""
+    run = ["run", "--quiet", "method=ownlib.fair.QFair", *TINY, "overwrite=true", f"output={tmp_path / 'run'}"]
+    compare = ["compare", "--methods", "ownlib.fair.QFair", *TINY, "--output", str(tmp_path / "compare")]
+    assert main(run) == 0
+    (package / "fair.py").write_text(FAIR.replace("1.0", "3.0"))
+    for command in (run, compare):
+        assert main(command) == 1
+        assert "ownlib/fair.py: changed since this process imported it" in capsys.readouterr().err
+    forget("ownlib")  # another process
+    assert main(run) == 0
+
+
+def test_the_command_for_a_traceback_goes_on_with_the_run_that_it_interrupted(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = "    def aggregate(self, state, updates, server):\n"
+    broken += "        1 / (2 - server.round)\n        return super().aggregate(state, updates, server)\n"
+    (package / "fair.py").write_text(FAIR + broken)
+    words = ["run", "--quiet", "method=ownlib.fair.QFair", *TINY, "train.rounds=2", f"output={tmp_path / 'run'}"]
+    monkeypatch.setattr(sys, "argv", ["goldfinch", *words])
+    assert main(words) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    command = shlex.split(line.partition(" shows where")[0])
+    monkeypatch.setenv(*command[0].split("=", 1))
+    with pytest.raises(ZeroDivisionError):
+        main(command[2:])
 
 
 # ---- letters ---------------------------------------------------------------------------------------------------------
