@@ -80,7 +80,10 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:
-            raise ConfigError(f"the model knows no class {name!r}; {nearest(name, description.classes)}")
+            given = "" if overrides else " (neither images nor data=... were given)"
+            raise ConfigError(
+                f"the model knows no class {name!r} of {source.name}{given}; {nearest(name, description.classes)}"
+            )
     warn_of_reading(source, description)
     classes = torch.tensor([description.classes.index(name) for name in source.class_names])
     return classes, {name: source.load(name) for name in source.domains}
