@@ -28,7 +28,7 @@ from common.privacy import GaussianPrivacy, NoPrivacy
 from common.round_settings import RoundSettings, TrainSettings
 from common.run_config import configuration_of, flat, identity_of, scoring_of, sent_config
 from common.text import printable, warn_once
-from common.versions import OURS, code_sha256
+from common.versions import OURS, check_imported_code, code_sha256
 
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
@@ -179,6 +179,10 @@ class RunSettings:
     def code(self) -> str:
         """:func:`common.versions.code_sha256` of Goldfinch and the user's own packages."""
         return code_sha256(self.own_packages)
+
+    def check_code(self) -> None:
+        """Refuse code that was changed since this process imported it (:func:`common.versions.check_imported_code`)."""
+        check_imported_code(self.own_packages)
 
     @property
     def software(self) -> str:

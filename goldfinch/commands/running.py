@@ -20,7 +20,6 @@ from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.text import printable, shell_line
-from common.versions import check_imported_code
 from common.wire.payload import Payload, cast_down, encoded_size
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
@@ -65,7 +64,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     engine = settings.engine.get("name")
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
-    check_imported_code(settings.own_packages)
+    settings.check_code()
     if engine not in SIMULATED:
         check_deployable(settings)
     if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read

@@ -18,7 +18,7 @@ from common.errors import ConfigError, EngineError, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import counted, shell_line
-from common.versions import check_imported_code, code_sha256
+from common.versions import code_sha256
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.rows import differences_note, setting_differences
@@ -149,7 +149,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     check_not_in_a_run(request.output)
     entrants, left_out = entrants_of(request.methods, request.overrides, request.rules)
     for entrant in entrants:
-        check_imported_code(entrant.settings.own_packages)
+        entrant.settings.check_code()
     studies = studies_of(entrants, request)
     budget = {study.entrant.method: study.budget for study in studies}
     for name, trials in budget.items():

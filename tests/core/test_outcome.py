@@ -149,7 +149,7 @@ class Overflowing(FedAvg):
         found = super().aggregate(state, updates, server)
         if server.round < 2:
             return found
-        return replace(found, weights={name: tensor / 0 for name, tensor in found.weights.items()})
+        return replace(found, weights={name: (tensor / 0).to(tensor.dtype) for name, tensor in found.weights.items()})
 
 
 def test_a_state_that_is_not_finite_ends_the_run_at_the_round_before(tmp_path: Path) -> None:
