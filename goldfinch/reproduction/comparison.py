@@ -25,13 +25,10 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.effects import Effect, Order, Standing, chance_of
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
-from goldfinch.results.statistics import Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
 
 NORMAL = 1.96
 """Deviations of a normal distribution within which 95 % of it lie."""
-
-EXACT = 1e-9
-"""Percentage points below which two numbers differ by floating point alone."""
 
 
 @dataclass(frozen=True)

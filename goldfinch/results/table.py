@@ -80,10 +80,7 @@ def tables_of(
     check_metric(metric, scored, option)
     left_out = [*unfinished, *[run for run in runs if not run.scored]]
     tables = group_runs(scored, left_out=left_out)
-    rows: list[ScoreRow[RunRecord]] = []
-    for table in tables:
-        rows += table.rows
-    rename(rows, labels)
+    rename([table.rows for table in tables], labels)
     return tables
 
 

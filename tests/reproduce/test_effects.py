@@ -13,11 +13,11 @@ from scipy.stats import ttest_ind
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, run_of
 
-from goldfinch.reproduction.comparison import EXACT, Comparison, agreement, levels
+from goldfinch.reproduction.comparison import Comparison, agreement, levels
 from goldfinch.reproduction.effects import Effect, chance_of, percent
 from goldfinch.reproduction.pages import pages
 from goldfinch.results.rows import ScoreRow
-from goldfinch.results.statistics import Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
 
 
 def mean(corrects: list[int], count: int) -> float:
