@@ -395,7 +395,7 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
         The run, and its error message; empty if it finished.
     """
     while True:
-        while _is_in_use(job.folder):
+        while _is_in_use(job.folder) and not processes.ended:
             show(job.label, "waits for another process, which writes to its folder")
             time.sleep(POLL_SECONDS)
         decision = job.decision()
@@ -403,7 +403,7 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
             show(job.label, "")
             return job, decision.reason
         problem = _run_once(job, decision, processes, show)
-        if not problem or not _is_in_use(job.folder):
+        if not problem or processes.ended or not _is_in_use(job.folder):
             return job, problem
 
 

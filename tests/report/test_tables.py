@@ -88,12 +88,22 @@ def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
 
 def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
     groups = all_groups([*seeds_of("fpl", 50.0, 51.0), entry(1.0, **{"method.temperature": 2}), entry(2.0, 0, "moon")])
-    rename(groups, ["fpl=FPL (ours)", "moon=MOON"])
+    rename([groups], ["fpl=FPL (ours)", "moon=MOON"])
     labels = [group.label for group in groups]
     assert labels[0].startswith("FPL (ours)")
     assert labels[1].startswith("FPL (ours), temperature=2")
     with pytest.raises(ConfigError, match="did you mean 'MOON'"):
-        rename(groups, ["MOOM=x"])
+        rename([groups], ["MOOM=x"])
+
+
+def test_rows_exchange_their_labels_and_never_share_one() -> None:
+    groups = all_groups([entry(1.0, 0, "moon"), entry(2.0, 0, "fedavg")])
+    rename([groups], ["moon=fedavg", "fedavg=moon"])
+    assert [group.label for group in groups] == ["fedavg", "moon"]
+    with pytest.raises(ConfigError, match="2 rows would be called 'X'"):
+        rename([groups], ["moon=X", "fedavg=X"])
+    assert [group.label for group in groups] == ["fedavg", "moon"], "nothing was renamed"
+    rename([[group] for group in groups], ["moon=X", "fedavg=X"])  # rows of two tables
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:
