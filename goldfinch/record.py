@@ -25,6 +25,8 @@ from server.run.schema import EVENTS
 from server.run.summary import summary_of
 from server.run.tail import ToldEvents
 
+NO_PRIVACY = "common.privacy.NoPrivacy"
+
 SHARED = ("config", "options", "facts", "events", "score_lines", "test_lines", "class_totals", "reply_totals")
 """What records of one run by several metrics have in common."""
 
@@ -228,6 +230,21 @@ class RunRecord(RunFiles):
     def registrations(self) -> Mapping[str, Mapping[str, Any]]:
         """The last registration of each client, by its id."""
         return self.facts.registrations
+
+    @property
+    def client_images(self) -> Mapping[tuple[str, str], str]:
+        """The hash of each client's training images, by the client and the hash of which samples they are.
+
+        Empty of a run with differential privacy, whose hashes have a secret of each device.
+        """
+        images: dict[tuple[str, str], str] = {}
+        privacy = self.config.get("privacy") or {}
+        if privacy.get("_target_", NO_PRIVACY) == NO_PRIVACY:
+            for client in self.facts.taking_part:
+                entry = self.registrations[client]
+                if entry.get("content"):
+                    images[client, str(entry.get("split", ""))] = str(entry["content"])
+        return images
 
     @property
     def answers(self) -> Mapping[str, int]:

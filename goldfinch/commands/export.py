@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.choices import folder_options
 from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
@@ -19,6 +20,7 @@ from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
 from common.storage import folder_name
+from common.text import shell_line
 from common.wire.messages import OwnVersion
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
@@ -95,9 +97,10 @@ def export(
         print(f"note: {note}")
     if description.complete:
         print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
-        print(f"next: goldfinch evaluate {to} IMAGE...")
+        print(f"next: {shell_line(['goldfinch', 'evaluate', to, *folder_options()])} IMAGE...")
     else:
-        print(f"next, on each device: goldfinch export STATE --shared {to.name} --to DIR (docs/deploy.md)")
+        shared = shell_line(["--shared", to.name])
+        print(f"next, on each device: goldfinch export STATE {shared} --to DIR (docs/deploy.md)")
     return description
 
 

@@ -124,18 +124,18 @@ class Comparison:
         return statistics.fmean(known)
 
     def gap(self, line: Line, column: Column) -> float | None:
-        """Ours minus published, percentage points; ``None`` for a stand-in."""
+        """Ours minus published, percentage points; ``None`` for a stand-in, and of a partial value."""
         ours = line.ours.value(column.key, self.table.rule)
         theirs = self.published(line, column)
-        if not column.comparable or ours is None or theirs is None:
+        if not column.comparable or ours is None or ours.partial or theirs is None:
             return None
         return ours.mean - theirs
 
     def average_gap(self, line: Line) -> float | None:
-        """Ours minus published, of the average over comparable columns."""
+        """Ours minus published, of the average over comparable columns; ``None`` of a partial value."""
         ours = line.ours.value(average_of(self.comparable), self.table.rule)
         theirs = self.published_average(line, self.comparable)
-        if ours is None or theirs is None:
+        if ours is None or ours.partial or theirs is None:
             return None
         return ours.mean - theirs
 

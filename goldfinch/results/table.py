@@ -22,7 +22,7 @@ from goldfinch.results.classes import class_frame, class_sheet, required_class_t
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
 from goldfinch.results.groups import ScoreTable, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import MANY_ROWS, ScoreRow
+from goldfinch.results.rows import MANY_ROWS
 from goldfinch.results.sheets import pandas_library
 
 if TYPE_CHECKING:

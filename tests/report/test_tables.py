@@ -15,7 +15,7 @@ from goldfinch.record import RunRecord, setting_text
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import best_row, differences_note, setting_differences
+from goldfinch.results.rows import best_row, differences_note, notes_on, setting_differences
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
@@ -74,6 +74,23 @@ def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: An
     for run in others:
         restate(run, **{key: value})
     assert best_row(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
+
+
+def test_runs_on_images_that_changed_between_them_are_named_and_have_no_best() -> None:
+    """The same samples of a client, by their numbers, and other pixels: somebody changed the files."""
+    runs = [*seeds_of("fpl", 60.0, 62.0, 61.0), *seeds_of("fedavg", 50.0, 52.0, 51.5)]
+    for run in runs:
+        restate(run, registrations={"a-0": {"split": "s", "content": "before"}}, taking_part=["a-0"])
+    groups = all_groups(runs)
+    assert best_row(groups) is groups[0]
+    assert not [note for note in notes_on(groups) if note.startswith("Images")]
+    restate(runs[-1], registrations={"a-0": {"split": "s", "content": "after"}})
+    assert best_row(groups) is None
+    notes = [note for note in notes_on(groups) if note.startswith("Images changed between runs")]
+    assert notes
+    assert notes[0].endswith("fedavg seed 0, fedavg seed 1; fedavg seed 2.")
+    vars(runs[-1])["config"] = {**runs[-1].config, "privacy": {"_target_": "common.privacy.GaussianPrivacy"}}
+    assert best_row(groups) is groups[0], "a private run's hash has a secret, and says nothing"
 
 
 def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:

@@ -13,6 +13,7 @@ from scipy.stats import ttest_ind
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, run_of
 
+from goldfinch.commands.reproduce import ReproductionRequest, numbers
 from goldfinch.reproduction.comparison import Comparison, agreement, levels
 from goldfinch.reproduction.effects import Effect, chance_of, percent
 from goldfinch.reproduction.pages import pages
@@ -161,6 +162,11 @@ def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     text = pages(marked, "x")[0]
     assert "| B | 86.00 ± 0.00 | 71.00 ± 1.41 † | 99.00 ± 0.00 | 85.33 ± 0.47 † |" in text
     assert "† partial, not ranked: B, seed 0: without usps (last scored in round 3)." in text
+    assert [marked.gap(partial, column) is None for column in marked.columns] == [False, True, True]
+    assert marked.average_gap(partial) is None
+    row = numbers(marked, ReproductionRequest(marked.table, "small"))["rows"][1]
+    assert row["average"] is None, "JSON has no mark"
+    assert row["ours"] == {"mnist": 86.0, "usps": None, "computer_fonts": 99.0}
 
 
 def test_the_page_has_effects_and_what_chance_gives() -> None:
