@@ -27,6 +27,7 @@ from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_format
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from strategies.core.method import Method
+from strategies.fedsr import TEST_SAMPLES, FedSR
 
 SAMPLES = 256
 """Test images of each domain on which files are compared with the run's own net."""
@@ -99,8 +100,8 @@ def export(
         print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
         print(f"next: {shell_line(['goldfinch', 'evaluate', to, *folder_options()])} IMAGE...")
     else:
-        shared = shell_line(["--shared", to.name])
-        print(f"next, on each device: goldfinch export STATE {shared} --to DIR (docs/deploy.md)")
+        words = shell_line(["--shared", to.name])
+        print(f"next, on each device: goldfinch export STATE {words} --to DIR (docs/deploy.md)")
     return description
 
 
@@ -281,6 +282,11 @@ def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
         )
     if earlier:
         notes.append("The score was taken within the round, before its last exchange changed the model.")
+    if isinstance(method, FedSR):
+        notes.append(
+            f"The score is by {TEST_SAMPLES} draws of the features of each image; this model takes ten times as many, "
+            "the same for all images."
+        )
     if prototypes:
         notes.append("The prototypes in the files are means of clients' features, class by class.")
     return tuple(notes)
