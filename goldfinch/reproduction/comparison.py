@@ -299,12 +299,13 @@ class Comparison:
         """Half of the 95 % interval of a gap to print that the choice of test images alone makes, percentage points.
 
         Binomial, over columns that both sides score, as if the paper scored as many images as ours and others than
-        these; ``None`` without a record of the images, or a printed score.
+        these. Several clients' models that are scored on the same images count as one, since they share the choice.
+        ``None`` without a record of the images, or a printed score.
         """
         variance = 0.0
         for column in columns:
             ours, theirs = line.ours.value(column.key, self.table.rule), self.published(line, column)
-            images = {row.get(column.scored) for row in map(_scored_images, line.ours.runs)}
+            images = {run.test_images.get(column.scored) for run in line.ours.runs}
             count = next(iter(images), None)
             if ours is None or theirs is None or not count or not column.comparable:
                 return None
