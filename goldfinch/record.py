@@ -8,6 +8,7 @@ a run's checkpoint, its model and its data. ``summary.json`` is not read: it rep
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -417,7 +418,7 @@ class RunRecord(RunFiles):
 
 
 def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecord]:
-    """Return the runs in and below ``folders``, each once.
+    """Return the runs in and below ``folders``, each once; links to folders are followed.
 
     Args:
         folders: run folders, or folders with runs below them.
@@ -430,7 +431,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        begun = [RunRecord(path.parent) for path in sorted(Path(text).rglob(EVENTS))]
+        begun = [RunRecord(path.parent) for path in _files_of_events(Path(text))]
         begun = [run for run in begun if run.config_file.exists() and run.config]
         if not begun:
             kind = "finished run" if finished else "run"
@@ -446,6 +447,22 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
         for run in runs:
             runs_by_folder.setdefault(run.folder.resolve(), run)
     return list(runs_by_folder.values())
+
+
+def _files_of_events(place: Path) -> list[Path]:
+    """Return the files of events in and below a folder and what links in it lead to, sorted."""
+    home = place.resolve()
+    entered = {home, *home.parents}  # a link to one of them would lead to all that is beside it
+    paths: list[Path] = []
+    for name, folders, files in os.walk(place, followlinks=True):
+        if EVENTS in files:
+            paths.append(Path(name, EVENTS))
+        for link in [Path(name, below) for below in folders if Path(name, below).is_symlink()]:
+            target = link.resolve()
+            if target in entered or home in target.parents:
+                folders.remove(link.name)
+            entered.add(target)
+    return sorted(paths)
 
 
 def varying(runs: Sequence[RunRecord]) -> list[str]:

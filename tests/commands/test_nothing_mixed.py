@@ -154,6 +154,17 @@ def test_a_sweep_without_test_scores_does_all_of_its_runs(tmp_path: Path, monkey
     assert [each.seed for each in find_runs([str(tmp_path)])] == [0, 1]
 
 
+def test_runs_behind_links_are_found_once_and_a_circle_ends(tmp_path: Path) -> None:
+    """As on a cluster, where runs lie on another disk: a seed that is left out is a wrong mean."""
+    runs = tmp_path / "runs"
+    elsewhere = tmp_path / "elsewhere" / "sweep"
+    run(toy_settings("fedavg", runs / "seed-0"))
+    run(toy_settings("fedavg", elsewhere / "seed-1", seed=1))
+    for link, target in (("linked", elsewhere), ("again", runs / "seed-0"), ("circle", runs), ("up", tmp_path)):
+        (runs / link).symlink_to(target)
+    assert [each.folder.relative_to(runs).as_posix() for each in find_runs([str(runs)])] == ["linked/seed-1", "seed-0"]
+
+
 def sweep_folder(folder: Path, words: list[str]) -> Path:
     """A folder as a sweep leaves it, with one run that is a file."""
     (folder / "old").mkdir(parents=True)
