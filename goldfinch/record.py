@@ -8,7 +8,6 @@ a run's checkpoint, its model and its data. ``summary.json`` is not read: it rep
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from common.errors import ConfigError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
+from common.regular_files import files_below
 from common.run_config import attack_text, check_trusted, result_settings, yaml_of
 from common.scores import RunScores, class_totals, lines_on, test_images
 from common.text import printable
@@ -431,7 +431,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        begun = [RunRecord(path.parent) for path in _files_of_events(Path(text))]
+        begun = [RunRecord(path.parent) for path in files_below(Path(text)) if path.name == EVENTS]
         begun = [run for run in begun if run.config_file.exists() and run.config]
         if not begun:
             kind = "finished run" if finished else "run"
@@ -447,22 +447,6 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
         for run in runs:
             runs_by_folder.setdefault(run.folder.resolve(), run)
     return list(runs_by_folder.values())
-
-
-def _files_of_events(place: Path) -> list[Path]:
-    """Return the files of events in and below a folder and what links in it lead to, sorted."""
-    home = place.resolve()
-    entered = {home, *home.parents}  # a link to one of them would lead to all that is beside it
-    paths: list[Path] = []
-    for name, folders, files in os.walk(place, followlinks=True):
-        if EVENTS in files:
-            paths.append(Path(name, EVENTS))
-        for link in [Path(name, below) for below in folders if Path(name, below).is_symlink()]:
-            target = link.resolve()
-            if target in entered or home in target.parents:
-                folders.remove(link.name)
-            entered.add(target)
-    return sorted(paths)
 
 
 def varying(runs: Sequence[RunRecord]) -> list[str]:

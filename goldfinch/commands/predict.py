@@ -14,6 +14,7 @@ from rich.progress import track
 from common.data.image_files import is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
+from common.regular_files import files_below
 from common.storage import write_text
 from common.text import printable
 
@@ -68,7 +69,7 @@ def _files(places: Sequence[Path]) -> list[Path]:
         if not place.is_dir():
             files[place] = None
             continue
-        inside = sorted(filter(is_image, place.rglob("*")))
+        inside = list(filter(is_image, files_below(place)))
         if not inside:
             raise ConfigError(f"{place} holds no images")
         files |= dict.fromkeys(inside)
