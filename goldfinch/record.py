@@ -233,6 +233,11 @@ class RunRecord(RunFiles):
         return self.facts.registrations
 
     @property
+    def clients(self) -> Sequence[str]:
+        """The clients of the run, or of its last part."""
+        return self.facts.taking_part
+
+    @property
     def client_images(self) -> Mapping[tuple[str, str], str]:
         """The hash of each client's training images, by the client and the hash of which samples they are.
 

@@ -26,6 +26,9 @@ from goldfinch.results.statistics import Difference, paired_difference, verdict_
 MAX_DIFFERENCES = 8
 """Differing settings that are listed below a table; the report lists all of them."""
 
+MAX_ABSENT = 3
+"""Clients that a note names, of those that a run did not have."""
+
 MANY_ROWS = 6
 """Rows of a table from which on its notes count the rows with a value that more than two of them have."""
 
@@ -105,6 +108,10 @@ class ScoredRun(Protocol):
         """The test images of one client by domain."""
 
     @property
+    def clients(self) -> Sequence[str]:
+        """The clients of the run, or of its last part."""
+
+    @property
     def client_images(self) -> Mapping[tuple[str, str], str]:
         """The hash of each client's training images, by the client and the hash of which samples they are."""
 
@@ -149,6 +156,7 @@ class KnownRun:
     stopped_early: bool = False
     changed_scoring: list[int] = field(default_factory=list)
     test_images: Mapping[str, int] = field(default_factory=dict)
+    clients: Sequence[str] = ()
     client_images: Mapping[tuple[str, str], str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -429,7 +437,7 @@ def best_row(
 
     This is the one rule for "best" of rows. A row is the best if it is better than every other row that is ranked with
     it: the 95 % interval of their difference, paired by seed, excludes 0. There is no such interval, and so no best
-    row, if two of them have other seeds, rounds, code or images, or one seed, or are identical.
+    row, if two of them have other seeds, rounds, code, images or clients, or one seed, or are identical.
 
     Rows of one shared model are ranked with each other; rows of clients' own models are if there are no others. A bound
     and a partial score are ranked with none. (The best *round* of a run is another matter: it is chosen by
@@ -489,7 +497,7 @@ def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, ru
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
     if conditions[0] != conditions[1] or len(row.seeds) < 2 or ran_other_code(row, other):
         return False
-    if changed_images([row, other]):
+    if changed_images([row, other]) or absent_clients([row, other]):
         return False
     difference = row.minus(other, column, rule)
     if difference is None or difference.low is None or difference.high is None:
@@ -525,14 +533,37 @@ def changed_images(rows: Sequence[ScoreRow[Any]]) -> dict[str, list[str]]:
     return {}
 
 
+def absent_clients(rows: Sequence[ScoreRow[Any]]) -> list[str]:
+    """Return a text for each run without clients that another run of the same data and protocol had; none of a bound.
+
+    Such a client, for example a device that never registered, has added no samples to this run.
+    """
+    clients: dict[str, set[str]] = {}
+    runs: list[tuple[str, str, set[str]]] = []
+    for row in rows:
+        if row.bound:
+            continue
+        for run in row.runs:
+            shared = [entry for entry in run.options.items() if entry[0].startswith(("data.", "protocol."))]
+            settings = repr([entry for entry in shared if entry[0] != PARTITION_SEED])
+            clients.setdefault(settings, set()).update(run.clients)
+            runs.append((f"{row.label} {row.unit} {run.seed}", settings, set(run.clients)))
+    texts: list[str] = []
+    for name, settings, present in runs:
+        absent = sorted(clients[settings] - present)
+        if present and absent:
+            texts.append(f"{name} (without {some_of(absent, MAX_ABSENT)})")
+    return texts
+
+
 # ---- notes -----------------------------------------------------------------------------------------------------------
 
 
 def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return what a reader has to know before comparing the rows of a table, one sentence each.
 
-    The notes name settings, code, images and processors in which runs differ, rows at chance, and rows that are
-    identical.
+    The notes name settings, code, images, clients and processors in which runs differ, rows at chance, and rows that
+    are identical.
     """
     present = [row for row in rows if row.runs]
     notes: list[str] = []
@@ -544,6 +575,9 @@ def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     if changed:
         sets = "; ".join(some_of(names, MAX_DIFFERENCES) for names in changed.values())
         notes.append(f"Images changed between runs: the same samples of a client have other pixels in {sets}.")
+    without = absent_clients(present)
+    if without:
+        notes.append(f"Runs without clients that other runs had: {some_of(without, MAX_DIFFERENCES)}.")
     processors: dict[str, list[str]] = {}
     for row in present:
         for processor in row.processors:

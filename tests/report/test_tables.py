@@ -93,6 +93,23 @@ def test_runs_on_images_that_changed_between_them_are_named_and_have_no_best() -
     assert best_row(groups) is groups[0], "a private run's hash has a secret, and says nothing"
 
 
+def test_a_run_without_a_client_that_other_runs_had_is_named_and_is_not_the_best() -> None:
+    """A device that did not register in one night: its seed is a mean over less data."""
+    runs = [*seeds_of("fpl", 60.0, 62.0, 61.0), *seeds_of("fedavg", 50.0, 52.0, 51.5)]
+    for run in runs:
+        restate(run, registrations={"a-0": {}, "b-0": {}}, taking_part=["a-0", "b-0"])
+    groups = all_groups(runs)
+    assert best_row(groups) is groups[0]
+    restate(runs[1], taking_part=["a-0"])
+    assert best_row(groups) is None
+    assert "Runs without clients that other runs had: fpl seed 1 (without b-0)." in notes_on(groups)
+    restate(runs[1], taking_part=["a-0", "b-0"])
+    for run in runs[3:]:
+        vars(run)["options"] = {**run.options, "protocol.clients": 1}
+        restate(run, taking_part=["a-0"])
+    assert not [note for note in notes_on(groups) if note.startswith("Runs without")], "their settings ask for fewer"
+
+
 def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
     runs = seeds_of("fpl", 52.0, 58.0)
     assert exported_run(all_groups(runs)) is runs[0]
