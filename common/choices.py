@@ -96,15 +96,6 @@ def trust(names: Iterable[str]) -> None:
     _OWN_NAMES.update(names)
 
 
-def own_overrides(content: Mapping[str, object]) -> list[str]:
-    """Return an override for each group of a configuration whose class the user of this process has named."""
-    overrides: list[str] = []
-    for where, name in imports_of(content):
-        if name in _OWN_NAMES and "." not in where and where != "engine":
-            overrides.append(f"{where}._target_={name}")
-    return overrides
-
-
 def trusted(name: object, where: str) -> bool:
     """Return whether the dotted ``name`` may be imported for the key ``where``.
 

@@ -1,7 +1,6 @@
 """Reading files from unknown sources: regular files only, of bounded size."""
 
 import hashlib
-import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,18 +139,3 @@ def kind_of_file(path: Path) -> str:
         if start[place : place + len(beginning)].lower() == beginning.lower():
             return kind
     return ""
-
-
-def files_below(place: Path) -> list[Path]:
-    """Return the files in and below a folder and the folders that links in it lead to, sorted."""
-    home = place.resolve()
-    entered = {home, *home.parents}  # a link to one of them would lead to all that is beside it
-    paths: list[Path] = []
-    for name, folders, files in os.walk(place, followlinks=True):
-        paths += [Path(name, file) for file in files]
-        for link in [Path(name, below) for below in folders if Path(name, below).is_symlink()]:
-            target = link.resolve()
-            if target in entered or home in target.parents:
-                folders.remove(link.name)
-            entered.add(target)
-    return sorted(paths)

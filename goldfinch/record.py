@@ -15,11 +15,11 @@ from typing import Any
 
 from common.errors import ConfigError, nearest
 from common.metrics import MEASURES, METRICS, ClassTotals, Measure, RoundScore
-from common.regular_files import files_below
 from common.run_config import attack_text, check_trusted, result_settings, yaml_of
 from common.scores import RunScores, class_totals, lines_on, test_images
 from common.text import printable
 from common.versions import CODE, hash_of_files, processor_name
+from goldfinch.folders import files_below
 from server.run.files import BEGINNINGS, ENDINGS, OWN, RunFiles
 from server.run.measures import resolutions_of
 from server.run.schema import EVENTS

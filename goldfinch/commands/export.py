@@ -21,13 +21,11 @@ from common.models.specs import ModelSpec
 from common.numerics import generator
 from common.storage import folder_name
 from common.text import shell_line
-from common.wire.messages import OwnVersion
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from strategies.core.method import Method
-from strategies.fedsr import TEST_SAMPLES, FedSR
 
 SAMPLES = 256
 """Test images of each domain on which files are compared with the run's own net."""
@@ -109,6 +107,7 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
     record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model(client)
     whole = len(weights) == len(model.state_dict())
+    complete = whole or client is not None
     _check_client(run, client, whole)
     prototypes = None
     if len(state.prototypes):
@@ -142,8 +141,8 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         prototypes=prototypes,
         privacy=run.privacy(),
         notes=_notes(method, len(state.prototypes), record.attack),
-        complete=whole or client is not None,
-        kept=_kept(run, whole=whole or client is not None),
+        complete=complete,
+        kept={} if complete else run.checkpoint.counted,
     )
     domains = [spec.domain for spec in run.clients if spec.id == client] or run.test_domains
     images, images_are = _images(description, data, run, domains)
@@ -160,13 +159,6 @@ def _network_of(node: Any, spec: ModelSpec, client: str | None) -> Any:
     if client is None or not isinstance(spec, Mixed):
         return node
     return to_config(spec.of(client.rpartition("-")[0]))
-
-
-def _kept(run: RunModel, *, whole: bool) -> Mapping[str, OwnVersion]:
-    """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
-    if whole:
-        return {}
-    return run.checkpoint.counted
 
 
 def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
@@ -282,10 +274,10 @@ def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
         )
     if earlier:
         notes.append("The score was taken within the round, before its last exchange changed the model.")
-    if isinstance(method, FedSR):
+    if method.name == "fedsr":
         notes.append(
-            f"The score is by {TEST_SAMPLES} draws of the features of each image; this model takes ten times as many, "
-            "the same for all images."
+            "The score is by draws of the features of each image; this model takes ten times as many, the same for all "
+            "images."
         )
     if prototypes:
         notes.append("The prototypes in the files are means of clients' features, class by class.")

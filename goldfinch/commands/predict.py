@@ -14,9 +14,9 @@ from rich.progress import track
 from common.data.image_files import is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
-from common.regular_files import files_below
 from common.storage import write_text
 from common.text import printable
+from goldfinch.folders import files_below
 
 MAX_SHOWN = 40
 """Lines that are printed; a file has all."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from common.choices import choices_of, folder_options, own_overrides
+from common.choices import choices_of, folder_options
 from common.composition import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
@@ -103,7 +103,11 @@ def what_is_kept(settings: RunSettings) -> str:
     rounds = Checkpoints(folder / "checkpoint").series.numbers()
     if not rounds:
         return "no round was complete, so nothing is kept: the same command with overwrite=true begins again"
-    words = ["goldfinch", "resume", str(folder), *own_overrides(settings.raw), *folder_options()]
+    words = ["goldfinch", "resume", str(folder)]
+    for group, choice in settings.choices.items():
+        if "." in str(choice):  # a class that the user named, and that no file of conf/ does
+            words.append(f"{group}._target_={choice}")
+    words += folder_options()
     if _foreign_places(settings.raw):
         words.append("--trust")
     return f"round {max(rounds)} is kept: {shell_line(words)} goes on"
