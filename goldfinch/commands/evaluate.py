@@ -80,9 +80,8 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:
-            given = "" if overrides else " (neither images nor data=... were given)"
             raise ConfigError(
-                f"the model knows no class {name!r} of {source.name}{given}; {nearest(name, description.classes)}"
+                f"the model knows no class {name!r} of {source.name}; {nearest(name, description.classes)}"
             )
     warn_of_reading(source, description)
     classes = torch.tensor([description.classes.index(name) for name in source.class_names])

@@ -82,6 +82,10 @@ def evaluate_model(
     """
     settings = [word for word in given if SETTING.match(word)]
     images = [Path(word) for word in given if not SETTING.match(word)]
+    if not given:
+        raise ConfigError(
+            f"neither images nor data were given: goldfinch evaluate {model} IMAGE..., or data=folder ..."
+        )
     if images:
         _predict(model, images, settings, part, output)
         return

@@ -181,9 +181,12 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
         (["method=ownlib.mine"], r"ownlib.mine is a module; add the name of its class: ownlib.mine.NAME; .*WarmContr"),
         (["method=ownlib.Mine"], r"ownlib \(.*ownlib\) has no class Mine"),
         (["method=ownlib/mine.py"], r"write its dotted name: method=ownlib.mine.NAME"),
+        (["method=fpl.yaml"], "method=fpl.yaml: no such choice; did you mean 'fpl"),
+        (["data=./photos"], r"a folder of images is data=folder .*data.root='./photos'"),
+        (["data=photos.csv"], "data=table .*data.path='photos.csv'"),
         (["--config-dir", "nowhere"], "no such folder in .*; give one that is laid out as conf/"),
     ],
-    ids=["module", "namespace", "path", "folder"],
+    ids=["module", "namespace", "path", "yaml", "images", "table", "folder"],
 )
 def test_a_name_that_is_no_class_gets_the_remedy(
     words: list[str], reason: str, package: Path, capsys: pytest.CaptureFixture[str]

@@ -190,7 +190,8 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data=office_caltech"], "the model knows no class 'backpack'"),
+        (["data=office_caltech"], "the model knows no class 'backpack' of office_caltech;"),
+        ([], "neither images nor data were given"),
         (["method=fpl"], "only the data can be chosen"),
         (["data=foldr"], "did you mean 'folder'"),
         (["data=folder", "--split", "tset"], "did you mean 'test'"),

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -236,4 +236,6 @@ def test_runs_under_other_conditions_are_in_tables_of_their_own(folder: Path, tm
 def test_an_unknown_rule_names_the_known_ones(fpl: gf.Run) -> None:
     with pytest.raises(ConfigError, match=r"best_round"):
         gf.table([fpl], rule="best")
+    with pytest.raises(ConfigError, match="choose one of text, mean, std"):
+        gf.table([fpl], values=cast("Any", "means"))
     assert gf.table([fpl], rule="last_n").attrs["rule"] in RULES
