@@ -1,5 +1,6 @@
 """What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -134,7 +135,7 @@ class OwnImages(DataSource):
                 warn_once(
                     f"{self.name}: {place}: all images are of {word}, so a share of each class is held out to score"
                 )
-            return leading(sorted(files), self.train_fraction)
+            return leading(files, self.train_fraction)
         if "" in by_split:
             raise DataError(
                 f"{self.name}: {place}: {len(by_split[''])} rows have no split; give every row one, or none"
@@ -167,8 +168,11 @@ class OwnImages(DataSource):
 
 
 def leading(files: Files, fraction: float) -> tuple[Files, Files]:
-    """Return train and test by FedPall's rule with floor, but a class with one image is a training class."""
-    train, test = per_class_fraction(files, fraction, "floor")
+    """Return train and test by FedPall's rule with floor, but a class with one image is a training class.
+
+    An image that is listed several times is as often in one of the two.
+    """
+    train, test = per_class_fraction(sorted(set(files)), fraction, "floor")
     trained = {label for _, label in train}
     rest: Files = []
     for item in test:
@@ -177,4 +181,8 @@ def leading(files: Files, fraction: float) -> tuple[Files, Files]:
         else:  # the first image of a class without training images
             train.append(item)
             trained.add(item[1])
-    return sorted(train, key=lambda item: (item[1], item[0])), rest
+    listed = Counter(files)
+    found: list[Files] = []
+    for part in (sorted(train, key=lambda item: (item[1], item[0])), rest):
+        found.append([item for item in part for _ in range(listed[item])])
+    return found[0], found[1]

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -80,7 +81,7 @@ class Table(OwnImages):
             table = self._open(self._whole(), shared=True)
             if not table.columns.domain:
                 return (Path(self.path or self.root or "").stem,)
-            return tuple(sorted({row.domain for row in table.rows}))
+            return tuple(sorted(_domains_of(table)))
         root = Path(self.root or "")
         found: list[str] = []
         if self.root and root.is_dir():
@@ -196,7 +197,7 @@ class Table(OwnImages):
                     f"data.root={self.root}/<domain>/{self.path}"
                 )
             return list(table.rows)
-        names = list(dict.fromkeys(row.domain for row in table.rows))
+        names = _domains_of(table)
         if pair := coinciding(names):
             raise DataError(
                 f"table: {table.name}: the domains {pair[0]!r} and {pair[1]!r} are two spellings of one name"
@@ -222,16 +223,19 @@ class Table(OwnImages):
         places = Places(table, Path(self.root or ""))
         every: dict[str, Files] = {}
         groups: dict[Path, str] = {}
+        listed: Counter[Path] = Counter()
         for row in self._rows_of(table, domain, own=own):
             if not row.label:
                 raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
             item = places.of(row), self.label_of(row.label, table.name)
             every.setdefault(_part(table, row), []).append(item)
+            listed[item[0]] += 1
             if groups.setdefault(item[0], row.group) != row.group:
                 raise DataError(
                     f"table: {table.name}, {row.where}: {item[0]} is of the group {groups[item[0]]!r} and of "
                     f"{row.group!r} in {table.columns.group!r}; give all of its rows one"
                 )
+        _check_listed(domain, table, every, listed)
         train, test = self.divided(table.name, every)
         if table.columns.group:
             if len(every) == 1:
@@ -279,6 +283,54 @@ class Table(OwnImages):
             return decode_each(encoded_images(table, numbers), names, self.image_size, self.reading)
 
         return decoded_domain(domain, train, test, *kept_images(cached("table-images", key, build), names))
+
+
+def _domains_of(table: OpenTable) -> list[str]:
+    """Return the names in a table's column of domains, each once.
+
+    Raises:
+        DataError: a row has none, so that no domain would have its image.
+    """
+    names: dict[str, None] = {}
+    for row in table.rows:
+        if not row.domain:
+            raise DataError(
+                f"table: {table.name}, {row.where}: no domain in {table.columns.domain!r}; give it one, or take the "
+                "row out"
+            )
+        names[row.domain] = None
+    return list(names)
+
+
+def _check_listed(domain: str, table: OpenTable, every: Mapping[str, Files], listed: Mapping[Path, int]) -> None:
+    """Say which images are listed several times, and check that the cell of the scored rows divides a domain.
+
+    Args:
+        domain: the domain.
+        table: its table.
+        every: its images by split.
+        listed: how many of its rows list each image.
+
+    Raises:
+        DataError: ``data.split=COLUMN:CELL`` scores none or all of its rows.
+    """
+    repeated = [path for path, count in listed.items() if count > 1]
+    if repeated:
+        warn_once(
+            f"table: {table.name}: {len(repeated):,} images of {domain} are listed in several rows, such as "
+            f"{repeated[0]}; each row is a sample"
+        )
+    columns = table.columns
+    if columns.scored and len(every) < 2:
+        scored = "none"
+        if "test" in every:
+            scored = "all"
+        cells = some_of(sorted({row.split for row in table.rows}), 5)
+        raise DataError(
+            f"table: {table.name}: {scored} of the rows of {domain} have {columns.scored!r} in {columns.split!r}, and "
+            f"those that have it are scored; the table's cells are {cells}: choose one that some rows of each domain "
+            f"have, by data.split={columns.split}:CELL, or data.split=none"
+        )
 
 
 def placed(data: dict[str, Any]) -> dict[str, Any]:
