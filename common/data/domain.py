@@ -210,20 +210,19 @@ class DataSource(ABC):
         """This data set by the folder of its files, without augmentation: what domains are read from."""
         return {}
 
-    def check_files(self) -> None:
-        """Check that the files of all domains are where they are expected, without reading them.
+    def check_files(self, domains: Collection[str] = ()) -> None:
+        """Check that the files of ``domains``, by default of all, are there; files of single images are not decoded.
 
         Raises:
             DataError: they are not; the message says what to put where.
         """
         if self.generated:
             return
-        source = dataclasses.replace(self, augmentation=Augmentation(), root=self._root())
-        for domain in self.domains:
-            source.find_files(domain)
+        for domain in domains or self.domains:
+            self._at(self._root()).find_files(domain)
 
     def find_files(self, domain: str) -> None:  # noqa: B027  # a data set without files has nothing to find
-        """Raise a :class:`DataError` if the files of ``domain`` are not under ``self.root``. By default, do nothing."""
+        """Raise a :class:`DataError` if :meth:`load` would not find what ``domain`` needs. By default, do nothing."""
 
     def layout(self) -> str:
         """Return a sentence for error messages that says where to put which files; empty for generated data."""

@@ -206,18 +206,28 @@ def decode_files(files: Sequence[Path], image_size: int, base: Path, reading: Re
     Raises:
         DataError: files cannot be read as images, or a link leads outside ``base``; the message names them.
     """
+    key = [_VERSION, image_size, str(base), repr(reading), *states_of(files, base)]
+    names = [str(path) for path in files]
+    return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
+
+
+def states_of(files: Sequence[Path], base: Path) -> list[str | int]:
+    """Return the names of files relative to ``base``, each with the file's state. Their content is not read.
+
+    Raises:
+        DataError: files cannot be found, or a link leads outside ``base``; the message names them.
+    """
     check_within(files, base)
-    key: list[str | int] = [_VERSION, image_size, str(base), repr(reading)]
+    states: list[str | int] = []
     missing: list[BrokenImageError] = []
     for path in files:
         try:
-            key += [str(path.relative_to(base)), *file_state(path)]
+            states += [str(path.relative_to(base)), *file_state(path)]
         except OSError as error:
             missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): restore it or unlist it"))
     if missing:
         raise _listed(missing, len(files))
-    names = [str(path) for path in files]
-    return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
+    return states
 
 
 def decode_each(
