@@ -161,6 +161,11 @@ class DataSource(ABC):
         with _load_lock:
             return _load(self._at(place), domain, own=own and bool(root) and place is not None)
 
+    @staticmethod
+    def forget() -> None:
+        """Let :meth:`load` read every domain again from now on, since files may have changed."""
+        _load.cache_clear()
+
     def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:  # noqa: ARG002
         """Return what decides which files or cells of a domain are images and labels: values by setting.
 
@@ -261,11 +266,6 @@ def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
             worst = int(split.labels.max())
             raise DataError(f"{source.name}: domain {domain!r} has the label {worst}, of {source.class_count} classes")
     return found
-
-
-def forget_domains() -> None:
-    """Read domains again from now on, since their files may have changed."""
-    _load.cache_clear()
 
 
 def search_roots(source: DataSource, folders: tuple[str, ...]) -> Iterator[Path]:

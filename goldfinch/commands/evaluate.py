@@ -83,6 +83,7 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
             raise ConfigError(f"the model knows no class {name!r}; {nearest(name, description.classes)}")
     warn_of_reading(source, description)
     classes = torch.tensor([description.classes.index(name) for name in source.class_names])
+    source.forget()  # files may have changed since they were read by this process
     return classes, {name: source.load(name) for name in source.domains}
 
 
