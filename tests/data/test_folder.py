@@ -108,3 +108,17 @@ def test_without_any_directory_the_message_names_the_setting(monkeypatch: pytest
     wards(tmp_path)
     with pytest.raises(DataError, match=r"data\.classes"):  # labels are never guessed from one domain
         Folder(domains=("ward_b", "ward_c")).load("ward_b", root=str(tmp_path))
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "../../other"])
+def test_a_link_to_a_folder_that_it_lies_in_adds_no_images(
+    target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_classes(tmp_path / "ward", {"cat": 5, "dog": 5})
+    (tmp_path / "other").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "ward" / "cat" / "again").symlink_to(target, target_is_directory=True)
+    for path in ("", "domain/class/any"):
+        with caplog.at_level("WARNING"):
+            domain = folder(tmp_path, domains=("ward",), path=path).load("ward")
+        assert (levels(domain.train), levels(domain.test)) == ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9])
+    assert "cat/again/ (a link to a folder that it lies in)" in caplog.text
