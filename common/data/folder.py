@@ -33,6 +33,9 @@ from common.text import printable, shell_line, warn_once
 MAX_SHOWN = 5
 """Names in one message."""
 
+NAME_CLASSES = "name the classes (data.classes=[a,b]) so that every device agrees on the labels"
+"""What helps where not all domains are there."""
+
 Placed = tuple[Path, str, str]
 """An image with the word of its split, or an empty text, and the name of its class."""
 
@@ -134,19 +137,28 @@ class Folder(OwnImages):
                 f"folder: {root}, which data.root or {DATA_VARIABLE} names, is no folder; name the one that holds the "
                 "folders of the domains. On a server without images, name the classes: data.classes=[a,b]"
             )
+        if len(self.domains) > 1 and self.path and "domain" not in self.path.split("/"):
+            raise DataError(
+                f"folder: data.path={self.path} has no domain, so {root} holds the images of one: {NAME_CLASSES}; in a "
+                "simulation, put domain where its folder is"
+            )
         found: dict[str, Path] = {}
         for domain in self.domains:
             directory = self._place(Path(root), domain)
             if not directory.is_dir():
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
-                    f"{_domains_near(domain, Path(root))}. Put it there, or name the classes (data.classes=[a,b]) so "
-                    "that every device agrees on the labels"
+                    f"{_domains_near(domain, Path(root))}. Put it there, or {NAME_CLASSES}"
                 )
+            own: dict[str, Path] = {}
             for path, _, name in self._placed(directory, domain, Path(root)):
-                found.setdefault(name, path.parent)
-        if not found:
-            raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
+                own.setdefault(name, path.parent)
+            if not own:
+                raise DataError(
+                    f"folder: the classes are the union over all domains, but {directory} has no images of "
+                    f"{domain!r}. Put them there, or {NAME_CLASSES}. {self.layout()}"
+                )
+            found = {**own, **found}
         return self.sorted_classes(found)
 
     def layout(self) -> str:

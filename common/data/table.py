@@ -189,8 +189,8 @@ class Table(OwnImages):
         found: dict[str, str] = {}
         for domain in domains:
             table = self._table_of(domain)
-            names = table.names or [row.label for row in self._rows_of(table, domain, own=True)]
-            for name in names:
+            rows = self._rows_of(table, domain, own=False)  # a table of one device alone does not tell of all classes
+            for name in table.names or [row.label for row in rows]:
                 found.setdefault(name, table.name)
         return self.sorted_classes(found)
 
@@ -202,7 +202,9 @@ class Table(OwnImages):
                 raise DataError(
                     f"table: {table.name} has no column of domains, so all of {', '.join(self.domains)} would be the "
                     "same images: choose one by data.domain=, or give each domain a table of its own, "
-                    f"{self.root}/<domain>/{self.path} ({_at(Path(table.name), Path(self.root or ''))})"
+                    f"{self.root}/<domain>/{self.path} ({_at(Path(table.name), Path(self.root or ''))}). On devices, "
+                    "each with its own images there, name the classes, so that all agree on the labels: "
+                    "data.classes=[a,b]"
                 )
             return list(table.rows)
         names = _domains_of(table)

@@ -185,6 +185,28 @@ def test_one_table_does_not_serve_as_every_domain(tmp_path: Path) -> None:
             source.load(domain)
 
 
+NAME_THEM = r"so that all agree on the labels: data.classes=\[a,b\]"
+
+
+@pytest.mark.parametrize("kind", ["a list", "a saved set"])
+def test_devices_with_a_table_each_do_not_number_the_classes_by_their_own(kind: str, tmp_path: Path) -> None:
+    """The class 1 of a device would be another than that of its neighbour, who lacks another class."""
+    for site, classes in (("photo", ("cat", "dog")), ("sketch", ("cat", "fox"))):
+        if kind == "a list":
+            rows = [f"pictures/{number}.png,{classes[number % 2]}" for number in range(6)]
+            write_list(tmp_path / site / "images", "", images=6).unlink()
+            write_list(tmp_path / site / "images.csv", "path,label\n" + "\n".join(rows) + "\n")
+        else:
+            make_set(ROWS, classes).save_to_disk(tmp_path / site / "images.csv")
+        here = {"root": str(tmp_path / site), "path": "images.csv", "image_size": 8, "domains": ("photo", "sketch")}
+        with pytest.raises(DataError, match=NAME_THEM):
+            _ = Table(**here).class_count
+        with pytest.raises(DataError, match=NAME_THEM):
+            Table(**here).load(site, root=str(tmp_path / site))
+        named = Table(**here, classes=("cat", "dog", "fox")).load(site, root=str(tmp_path / site))
+        assert named.whole.labels.unique().tolist() == [0, 1 if site == "photo" else 2]
+
+
 def test_a_device_reads_its_rows_of_one_table_for_all(tmp_path: Path) -> None:
     lines = "path,label,domain\npictures/1.png,cat,photo\npictures/2.png,cat,photo\npictures/9.png,cat,sketch\n"
     place = write_list(tmp_path / "photo" / "images.csv", lines)
