@@ -35,7 +35,7 @@ from common.data.value_ranges import (
 )
 from common.errors import DataError, some_of
 from common.extras import install_command
-from common.regular_files import check_within, file_state, kind_of_file
+from common.regular_files import check_within, file_sha256, file_state, kind_of_file
 from common.text import warn_once
 
 _log = logging.getLogger(__name__)
@@ -151,23 +151,26 @@ def without_duplicates(
 ) -> list[tuple[Path, int]]:
     """Return the labelled files of ``test`` without those that have the same bytes as a file of ``train``.
 
-    Only files of equal length are read. Images that are equal only after decoding, or nearly equal, stay.
+    Only files of equal length are read, each once. Images that are equal only after decoding, or nearly equal, stay.
 
     Raises:
         DataError: a file cannot be read, or lies outside ``base``.
     """
     check_within([path for path, _ in (*train, *test)], base)
     by_length: dict[int, list[Path]] = {}
+    digests: dict[int, set[str]] = {}
     kept: list[tuple[Path, int]] = []
     try:
         for path, _ in train:
             by_length.setdefault(path.stat().st_size, []).append(path)
         for path, label in test:
-            same_length = by_length.get(path.stat().st_size, [])
-            if not any(path.read_bytes() == other.read_bytes() for other in same_length):
+            length = path.stat().st_size
+            if length not in digests:
+                digests[length] = {file_sha256(other) for other in by_length.get(length, [])}
+            if not digests[length] or file_sha256(path) not in digests[length]:
                 kept.append((path, label))
     except OSError as error:
-        raise DataError(f"image {error.filename} cannot be read ({error.strerror}); restore it or unlist it") from error
+        raise DataError(f"an image cannot be read ({error}); restore it or unlist it") from error
     return kept
 
 

@@ -281,7 +281,8 @@ class Dirichlet(Protocol):
         domain: the source; ``None`` is the data's first domain.
         client_count: number of clients, >= 1.
         alpha: concentration, 0.001..1e6; small is uneven.
-        samples: number of random samples of the source that are split; ``None`` is all. FedGCA's digits: 10,000.
+        samples: number of random samples of the source that are split, or all if it has fewer; ``None`` is all.
+            FedGCA's digits: 10,000.
         least: fewest samples of a client, >= 1; the shares are drawn again until every client has them.
         score: ``others`` scores every domain but the source, ``all`` the source as well.
         unseen: the images of an unseen domain that are scored: its ``test`` split, or the ``whole`` domain.
@@ -439,7 +440,10 @@ def _check_known(setting: str, names: Iterable[str], data: DataSource) -> None:
 
 def _check_enough(domain: Domain, available: int, clients: int, least: int) -> None:
     if available < clients * least:
-        raise DataError(f"{domain.name}: {available} train images cannot give {clients} clients {least} each")
+        raise DataError(
+            f"{domain.name}: {available} of its train images are divided, and cannot give {clients} clients {least} "
+            "each; lower protocol.client_count or protocol.least, or raise protocol.samples if it is set"
+        )
 
 
 def _divided(groups: Sequence[Tensor], cuts: Sequence[np.ndarray], clients: int) -> list[Tensor]:

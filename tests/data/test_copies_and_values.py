@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from PIL import Image
 from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
-from common.data.image_files import decode_image
+from common.data.image_files import decode_image, without_duplicates
 from common.data.inspection import compare_images, inspect
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
@@ -80,6 +81,24 @@ def test_test_images_that_are_training_images_are_counted(
     assert str(tmp_path / target) in caplog.text
     with pytest.raises(DataError, match=re.escape(told)):
         inspect(replace(data, duplicates="refuse"), data.domains)
+
+
+def test_files_of_equal_length_are_read_once_to_find_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without compression all have one length, and a domain has thousands of them."""
+    files = [noise(tmp_path / f"{number}.bmp", number) for number in range(20)]
+    copy(files[3], files[15])
+    assert len({path.stat().st_size for path in files}) == 1
+    opened: list[Path] = []
+    before = Path.open
+
+    def counting(path: Path, *args: Any, **more: Any) -> Any:
+        opened.append(path)
+        return before(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", counting)
+    train, test = [(path, 0) for path in files[:10]], [(path, 0) for path in files[10:]]
+    assert without_duplicates(test, train, tmp_path) == [item for item in test if item[0] != files[15]]
+    assert sorted(opened) == sorted(files)
 
 
 def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

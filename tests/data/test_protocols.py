@@ -241,7 +241,12 @@ def test_unknown_domains_are_named_with_the_nearest() -> None:
 
 FEW: list[tuple[Protocol, int, int, str]] = [
     (Allocation(counts={"sketch": 1}, fraction=0.01), 50, 10, "less than one"),
-    (Dirichlet(domain="sketch"), 99, 10, "cannot give 10 clients 10 each"),
+    (
+        Dirichlet(domain="sketch"),
+        99,
+        10,
+        "cannot give 10 clients 10 each; lower protocol.client_count or protocol.least",
+    ),
     (Skewed(), 29, 10, "cannot give 3 clients 10 each"),
     (Skewed(skew="classes", classes_each=6), 100, 5, "has 5 classes"),
     (Skewed(skew="classes", classes_each=1), 60, 10, "a client would have 6 samples"),
