@@ -24,12 +24,15 @@ from common.data.cache import cached
 from common.data.names import SUFFIXES, normal_name
 from common.data.value_ranges import (
     BLOCK_ROWS,
+    DEEP,
+    DEEP_STEP,
     FINITE,
     Remark,
     check_remarks,
     ends_of,
     has_numbers,
     image_values,
+    mode_of,
     on_files,
     remark_on,
 )
@@ -83,7 +86,7 @@ MAX_LISTED = 20
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 5  # raise when decoding changes
+_VERSION = 6  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -359,13 +362,14 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
             _check_size(image)
             _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
+                mode = mode_of(image)
                 ImageOps.exif_transpose(image, in_place=True)
                 try:
-                    values = image_values(image)
+                    values = image_values(image, mode)
                 except ValueError as error:
                     raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
-                read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))
-                return read, remark_on(image, values, read, name, reading.value_range)
+                read = np.asarray(square(_rgb(image, mode, reading.value_range), image_size, reading.resize))
+                return read, remark_on(image, mode, values, read, name, reading.value_range)
     except UnidentifiedImageError as error:
         raise BrokenImageError(name, f"cannot be decoded ({_what_it_is(source)})") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
@@ -457,18 +461,19 @@ def _scans(stream: BinaryIO) -> int:
     return count
 
 
-def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
+def _rgb(image: Image.Image, mode: str, value_range: tuple[float, ...]) -> Image.Image:
     """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255."""
-    low, high = ends_of(image.mode, value_range)
+    low, high = ends_of(mode, value_range)
 
     def scale(block: np.ndarray) -> np.ndarray:
         return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
 
-    if has_numbers(image.mode):
+    if has_numbers(mode) and mode != DEEP:
         return _in_blocks(image, scale)
-    if (low, high) == ends_of(image.mode, ()):
+    if (low, high) == ends_of(mode, ()):
         return image.convert("RGB")
-    table = scale(np.arange(256)).astype(np.uint8).tolist()
+    step = DEEP_STEP if mode == DEEP else 1
+    table = scale(step * np.arange(256)).astype(np.uint8).tolist()
     return image.convert("RGB").point(3 * table)
 
 

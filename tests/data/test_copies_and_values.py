@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_makers import write_classes
+from data_makers import write_classes, write_deep_colours
 from PIL import Image
 
 from common.data.digit_files import read_usps
@@ -160,6 +160,11 @@ def as_twelve_bits(path: Path, seed: int) -> None:
     Image.fromarray(ramp(np.uint16, 0, 4095, seed)).save(path.with_suffix(".png"))
 
 
+def as_fourteen_bits_of_colour(path: Path, seed: int) -> None:
+    colours = np.random.default_rng(seed).integers(0, 2**14, (8, 8, 3), dtype=np.uint16)
+    write_deep_colours(path.with_suffix(".png"), colours)
+
+
 def as_tomography(path: Path, seed: int) -> None:
     Image.fromarray(ramp(np.int32, -1024, 3071, seed)).save(path.with_suffix(".tif"))
 
@@ -182,6 +187,7 @@ def as_class_numbers(path: Path, seed: int) -> None:
 WRITERS = [
     (as_float, r"data\.range=\[0,1\]", {"range": (0.0, 1.0)}),
     (as_twelve_bits, r"data\.range=\[0,4095\]", {"range": (0.0, 4095.0)}),
+    (as_fourteen_bits_of_colour, r"data\.range=\[0,16383\]", {"range": (0.0, 16383.0)}),
     (as_tomography, r"data\.range=\[-\d+,30\d\d\]", {"range": (-1024.0, 3071.0)}),
     (as_second_page, r"data\.page=2", {"page": 2}),
     (as_strokes, r"lay the images on a background", None),
@@ -194,7 +200,7 @@ def test_images_that_come_out_black_are_refused_with_a_remedy_that_works(
     write: Callable[[Path, int], None], told: str, remedy: dict[str, object] | None, tmp_path: Path
 ) -> None:
     write_site(tmp_path, write, 5)
-    with pytest.raises(DataError, match=rf"5 of 5 images are black.*cat/0\.(png|tif).*{told}"):
+    with pytest.raises(DataError, match=rf"5 of 5 images (are black|use only).*cat/0\.(png|tif).*{told}"):
         Folder(root=str(tmp_path), image_size=8).load("site")
     if remedy is None:
         return
@@ -225,6 +231,27 @@ def test_a_value_that_stands_for_no_measurement_is_named(tmp_path: Path, caplog:
         Folder(root=str(tmp_path), image_size=8).load("a")
     assert "8 of 8 images have pixels without a measurement" in caplog.text
     assert "-9999 in 3.1% of its pixels" in caplog.text
+
+
+def test_transparent_pixels_and_colours_of_16_bits_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(8):
+        colours = np.random.default_rng(number).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+        colours[..., 3] = 255
+        if number < 2:
+            colours[:4, :, 3] = 0
+        place = tmp_path / "a" / ("cat", "dog")[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colours).save(place)
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path), image_size=8).load("a")
+    assert f"2 of 8 images have transparent pixels, such as {tmp_path}/a/cat/0.png" in caplog.text
+    caplog.clear()
+    write_site(tmp_path / "deep", as_fourteen_bits_of_colour, 5)
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path / "deep"), image_size=8, range=(0.0, 16383.0)).load("site")
+    assert "5 of 5 images have colours of 16 bits" in caplog.text
+    assert "transparent pixels" not in caplog.text
+    assert "64 levels in data.range" in caplog.text
 
 
 def test_ordinary_images_are_read_as_before(tmp_path: Path) -> None:
