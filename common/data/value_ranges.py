@@ -110,7 +110,7 @@ class Remark:
 
 def mode_of(image: Image.Image) -> str:
     """Return Pillow's mode of an image that is not decoded yet, or :data:`DEEP`."""
-    if not image.mode.startswith(("I", "F")) and any(";16" in str(tile[3]) for tile in image.tile):
+    if not image.mode.startswith(("I", "F")) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
         return DEEP
     return image.mode
 
@@ -210,7 +210,7 @@ def remark_on(
     elif image.mode in ALPHA_MODES or "transparency" in image.info:
         cause = "transparency"
         if not has_numbers(image.mode):
-            transparent = image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+            transparent = int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
     lost = (values.varied or cause == "pages") and span < SMALLEST_SPAN
     if mode in BYTE_MODES and cause == "values":
         lost = False  # nothing is lost by reading; check_remarks() judges the domain's range
