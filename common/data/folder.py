@@ -158,7 +158,8 @@ class Folder(OwnImages):
                     f"folder: the classes are the union over all domains, but {directory} has no images of "
                     f"{domain!r}. Put them there, or {NAME_CLASSES}. {self.layout()}"
                 )
-            found = {**own, **found}
+            for name, place in own.items():
+                found.setdefault(name, place)
         return self.sorted_classes(found)
 
     def layout(self) -> str:

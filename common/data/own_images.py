@@ -1,9 +1,12 @@
 """What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from common.config import Count, Fraction, Names, check, checked
 from common.data.domain import DataSource, Duplicates
@@ -165,6 +168,27 @@ class OwnImages(DataSource):
         elif test:
             missing = "train images"
         raise DataError(f"{self.name}: domain {domain!r} in {place} has no {missing}. {self.layout()}")
+
+
+def whole_groups(groups: Sequence[str], labels: Tensor, count: int, draws: torch.Generator) -> Tensor:
+    """Return which samples to take so that those of a group stay together: bool [N].
+
+    Groups are tried in random order. One is taken if no more than ``count`` samples are, and each class keeps one.
+
+    Args:
+        groups: the group of each of N samples.
+        labels: int64 [N].
+        count: the most samples to take.
+        draws: a CPU generator.
+    """
+    names = {name: number for number, name in enumerate(sorted(set(groups)))}
+    numbers = torch.tensor([names[name] for name in groups])
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    for number in torch.randperm(len(names), generator=draws):
+        tried = chosen | (numbers == number)
+        if int(tried.sum()) <= count and len(labels[~tried].unique()) == len(labels.unique()):
+            chosen = tried
+    return chosen
 
 
 def leading(files: Files, fraction: float) -> tuple[Files, Files]:
