@@ -1,5 +1,6 @@
 """Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
 
+import errno
 import io
 import logging
 import os
@@ -111,7 +112,7 @@ def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
 
 def is_image(path: Path) -> bool:
     """Return whether a file is an image: by its suffix, or by its first bytes; hidden files are not images."""
-    if path.name.startswith("."):
+    if path.name.startswith(".") or path.is_dir():
         return False
     return path.suffix.lower() in SUFFIXES or is_image_inside(path)
 
@@ -144,7 +145,7 @@ def image_files(directory: Path) -> list[Path]:
     """Return the files with a suffix of images directly in ``directory``, sorted by name; hidden files are left out."""
     found: list[Path] = []
     for path in directory.iterdir():
-        if not path.name.startswith(".") and path.suffix.lower() in SUFFIXES:
+        if not path.name.startswith(".") and path.suffix.lower() in SUFFIXES and not path.is_dir():
             found.append(path)
     return sorted(found)
 
@@ -221,7 +222,7 @@ def states_of(files: Sequence[Path], base: Path) -> list[str | int]:
     """Return the names of files relative to ``base``, each with the file's state. Their content is not read.
 
     Raises:
-        DataError: files cannot be found, or a link leads outside ``base``; the message names them.
+        DataError: files cannot be found or may not be read, or a link leads outside ``base``; the message names them.
     """
     check_within(files, base)
     states: list[str | int] = []
@@ -229,8 +230,10 @@ def states_of(files: Sequence[Path], base: Path) -> list[str | int]:
     for path in files:
         try:
             states += [str(path.relative_to(base)), *file_state(path)]
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): restore it or unlist it"))
+            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): {_back(error)}"))
     if missing:
         raise _listed(missing, len(files))
     return states
@@ -373,7 +376,16 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
     except UnidentifiedImageError as error:
         raise BrokenImageError(name, f"cannot be decoded ({_what_it_is(source)})") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system, which says nothing of the content
+            raise DataError(f"image {name} cannot be read ({error.strerror}): {_back(error)}") from error
         raise BrokenImageError(name, f"cannot be decoded ({error})") from error
+
+
+def _back(error: OSError) -> str:
+    """Return what helps if the system does not give a file."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "give this user the right to read it"
+    return "restore it or unlist it"
 
 
 def _what_it_is(source: Path | BinaryIO) -> str:

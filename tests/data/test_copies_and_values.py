@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import logging
 import os
 import re
@@ -326,6 +327,31 @@ def test_broken_images_can_be_skipped_and_are_named(tmp_path: Path, caplog: pyte
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["refuse", "skip"])
+def test_a_file_that_the_system_does_not_give_is_no_broken_image(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped, it would be kept in the cache as no image, although the disk gives it a minute later."""
+    data = sites(tmp_path, broken=broken)
+    first = tmp_path / "site_a" / "train" / "cat" / "0.png"
+    before = Image.open
+
+    def failing(source: Any, **more: Any) -> Any:
+        if source == first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return before(source, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", failing)
+        with pytest.raises(DataError, match=r"0.png cannot be read \(Input/output error\)"):
+            data.load("site_a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: path != first)
+        with pytest.raises(DataError, match=r"0.png .*give this user the right to read it"):
+            data.load("site_a")
+    assert len(data.load("site_a").whole) == 12
 
 
 def test_classes_that_are_renamed_into_each_other_are_read_again(tmp_path: Path) -> None:

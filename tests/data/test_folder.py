@@ -142,3 +142,9 @@ def test_devices_without_the_others_images_do_not_number_the_classes_by_their_ow
                 source.load(site, root=str(place) if place else None)
         named = folder(tmp_path / site, domains=("a", "b"), path=layout, classes=("cat", "dog", "fox"))
         assert named.load(site).whole.labels.unique().tolist() == [0, 1 if site == "a" else 2]
+
+
+def test_a_folder_may_be_called_like_an_image(tmp_path: Path) -> None:
+    write_classes(tmp_path / "ward.tif", {"cat.png": 5, "dog": 5})
+    domain = folder(tmp_path).load("ward.tif")
+    assert domain.train.class_counts(2).tolist() == [4, 4]
