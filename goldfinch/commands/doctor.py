@@ -123,6 +123,8 @@ def examine_data(overrides: Sequence[str]) -> int:
             raise ConfigError(f"{item}: goldfinch doctor checks data alone, as in goldfinch doctor data=pacs")
     source = load_settings(overrides).data
     findings = [_domain(source, domain) for domain in source.domains]
+    if all(finding.state == OK for finding in findings):
+        findings += _classes(source)
     remedies = {finding.remedy for finding in findings}
     if len(remedies) == 1 and findings[0].state == FAIL:
         findings = [replace(findings[0], name=", ".join(source.domains))]
@@ -138,6 +140,15 @@ def _domain(source: DataSource, name: str) -> Finding:
     except (GoldfinchError, ValueError) as error:
         return Finding(name, "cannot be read", " ".join(str(error).split()), FAIL)
     return Finding(name, "its files are there")
+
+
+def _classes(source: DataSource) -> list[Finding]:
+    """Check that the classes of all domains can be told."""
+    try:
+        _ = source.class_names
+    except GoldfinchError as error:
+        return [Finding("classes", "cannot be told", " ".join(str(error).split()), FAIL)]
+    return []
 
 
 def _report(findings: Sequence[Finding], all_well: str) -> int:

@@ -75,12 +75,17 @@ def spoil(case: str, root: Path) -> list[str]:
         write_images(root)
         shutil.rmtree(root / "ward nine")
         (root / "ward nine").mkdir()
+        folder.append("data.classes=[zebrafish,quokka]")
     elif case == "an unknown class":
         write_images(root)
         folder.append("data.classes=[zebrafish]")
     elif case == "another layout":
         write_images(root)
-        folder.append("data.path=split/class")
+        folder += ["data.path=split/class", "data.classes=[zebrafish,quokka]"]
+    elif case == "no domain in the path":
+        write_images(root.parent)
+        (root.parent / "Kiel").rename(root)
+        folder.append("data.path=class")
     elif case == "a link to nothing":
         write_images(root)
         (root / "Kiel" / "quokka" / "9.png").symlink_to("10.png")
@@ -114,7 +119,7 @@ def spoil(case: str, root: Path) -> list[str]:
 CASES = (
     "no image in a domain", "an unknown class", "another layout", "a link to nothing", "a listed image is missing",
     "a domain without rows", "one table for two domains", "an empty folder of digits", "a damaged file of digits",
-    "a list names no file",
+    "a list names no file", "no domain in the path",
 )  # fmt: skip
 
 
