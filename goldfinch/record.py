@@ -19,11 +19,14 @@ from common.run_config import attack_text, check_trusted, result_settings, yaml_
 from common.scores import RunScores, class_totals, lines_on, test_images
 from common.text import printable
 from common.versions import CODE, hash_of_files, processor_name
+from goldfinch.folders import files_below
 from server.run.files import BEGINNINGS, ENDINGS, OWN, RunFiles
 from server.run.measures import resolutions_of
 from server.run.schema import EVENTS
 from server.run.summary import summary_of
 from server.run.tail import ToldEvents
+
+NO_PRIVACY = "common.privacy.NoPrivacy"
 
 SHARED = ("config", "options", "facts", "events", "score_lines", "test_lines", "class_totals", "reply_totals")
 """What records of one run by several metrics have in common."""
@@ -230,6 +233,26 @@ class RunRecord(RunFiles):
         return self.facts.registrations
 
     @property
+    def clients(self) -> Sequence[str]:
+        """The clients of the run, or of its last part."""
+        return self.facts.taking_part
+
+    @property
+    def client_images(self) -> Mapping[tuple[str, str], str]:
+        """The hash of each client's training images, by the client and the hash of which samples they are.
+
+        Empty of a run with differential privacy, whose hashes have a secret of each device.
+        """
+        images: dict[tuple[str, str], str] = {}
+        privacy = self.config.get("privacy") or {}
+        if privacy.get("_target_", NO_PRIVACY) == NO_PRIVACY:
+            for client in self.facts.taking_part:
+                entry = self.registrations[client]
+                if entry.get("content"):
+                    images[client, str(entry.get("split", ""))] = str(entry["content"])
+        return images
+
+    @property
     def answers(self) -> Mapping[str, int]:
         """The number of updates that were used, as ``admitted``, and of replies with each other status."""
         return self.reply_totals.answers
@@ -400,7 +423,7 @@ class RunRecord(RunFiles):
 
 
 def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecord]:
-    """Return the runs in and below ``folders``, each once.
+    """Return the runs in and below ``folders``, each once; links to folders are followed.
 
     Args:
         folders: run folders, or folders with runs below them.
@@ -413,7 +436,7 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
-        begun = [RunRecord(path.parent) for path in sorted(Path(text).rglob(EVENTS))]
+        begun = [RunRecord(path.parent) for path in files_below(Path(text)) if path.name == EVENTS]
         begun = [run for run in begun if run.config_file.exists() and run.config]
         if not begun:
             kind = "finished run" if finished else "run"

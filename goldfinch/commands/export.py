@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.choices import folder_options
 from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
@@ -19,7 +20,7 @@ from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
 from common.storage import folder_name
-from common.wire.messages import OwnVersion
+from common.text import shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
@@ -95,9 +96,10 @@ def export(
         print(f"note: {note}")
     if description.complete:
         print(f"compared with the net on {content.images_are or 'noise, since the data are not on this machine'}")
-        print(f"next: goldfinch evaluate {to} IMAGE...")
+        print(f"next: {shell_line(['goldfinch', 'evaluate', to, *folder_options()])} IMAGE...")
     else:
-        print(f"next, on each device: goldfinch export STATE --shared {to.name} --to DIR (docs/deploy.md)")
+        words = shell_line(["--shared", to.name])
+        print(f"next, on each device: goldfinch export STATE {words} --to DIR (docs/deploy.md)")
     return description
 
 
@@ -105,6 +107,7 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
     record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model(client)
     whole = len(weights) == len(model.state_dict())
+    complete = whole or client is not None
     _check_client(run, client, whole)
     prototypes = None
     if len(state.prototypes):
@@ -138,8 +141,8 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         prototypes=prototypes,
         privacy=run.privacy(),
         notes=_notes(method, len(state.prototypes), record.attack),
-        complete=whole or client is not None,
-        kept=_kept(run, whole=whole or client is not None),
+        complete=complete,
+        kept={} if complete else run.checkpoint.counted,
     )
     domains = [spec.domain for spec in run.clients if spec.id == client] or run.test_domains
     images, images_are = _images(description, data, run, domains)
@@ -156,13 +159,6 @@ def _network_of(node: Any, spec: ModelSpec, client: str | None) -> Any:
     if client is None or not isinstance(spec, Mixed):
         return node
     return to_config(spec.of(client.rpartition("-")[0]))
-
-
-def _kept(run: RunModel, *, whole: bool) -> Mapping[str, OwnVersion]:
-    """Return the versions of the clients' own states that complete the exported part; none if it is the whole net."""
-    if whole:
-        return {}
-    return run.checkpoint.counted
 
 
 def trained_model(folder: Path, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
@@ -278,6 +274,11 @@ def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
         )
     if earlier:
         notes.append("The score was taken within the round, before its last exchange changed the model.")
+    if method.name == "fedsr":
+        notes.append(
+            "The score is by draws of the features of each image; this model takes ten times as many, the same for all "
+            "images."
+        )
     if prototypes:
         notes.append("The prototypes in the files are means of clients' features, class by class.")
     return tuple(notes)

@@ -1,6 +1,7 @@
 """``goldfinch figure KIND DIR ...``: draw one figure of runs as PNG, PDF or SVG."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -120,11 +121,16 @@ def named_groups(runs: Sequence[RunRecord], labels: Sequence[str] = ()) -> list[
                 row.label = f"{name} ({', '.join(row.marks)})"
             else:
                 row.label = name
+        counts = Counter(row.label for row in rows)
+        for table in tables:
+            for row in table.rows:
+                if counts[row.label] > 1:  # a row of this name in each of two reproduced tables
+                    row.label = f"{row.label}; {table.title}"
     elif len(tables) > 1:
         for table in tables:
             for row in table.rows:
                 row.label = f"{row.label}; {table.title}"
-    rename(rows, labels)
+    rename([rows], labels)
     return rows
 
 

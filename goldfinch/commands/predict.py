@@ -16,6 +16,7 @@ from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
 from common.text import printable
+from goldfinch.folders import files_below
 
 MAX_SHOWN = 40
 """Lines that are printed; a file has all."""
@@ -68,7 +69,7 @@ def _files(places: Sequence[Path]) -> list[Path]:
         if not place.is_dir():
             files[place] = None
             continue
-        inside = sorted(filter(is_image, place.rglob("*")))
+        inside = list(filter(is_image, files_below(place)))
         if not inside:
             raise ConfigError(f"{place} holds no images")
         files |= dict.fromkeys(inside)

@@ -101,6 +101,8 @@ class Commands(CommandGroup):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich ends so when its reader has gone
+                raise typer.Exit(141) from error
             message = f"a package that was imported called sys.exit({error.code!r}); see --config-dir and _target_"
             print(f"error: {message}\n{_how_to_see_more()}", file=sys.stderr)
             raise typer.Exit(1) from error

@@ -1,5 +1,6 @@
 """``goldfinch reproduce``: run a published table again, and show both tables side by side."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -226,7 +227,10 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
                 splits |= record.facts.splits
         if splits:
             console.print(f"split, SHA-256: {combined_hash(splits)}", highlight=False, soft_wrap=True)
-    for line in ways_on(jobs, request.command, request.folder):
+    command = request.command
+    if request.records is not None:
+        command += f" {shell_line(['--records', request.records])}"
+    for line in ways_on(jobs, command, request.folder):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     raise_failures(failures)
     return path
@@ -294,7 +298,9 @@ def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
         for line in finished:
             if set(line.printed.point) == set(sweep.axes):
                 runs += line.ours.runs
-        if set(varying(runs)) == set(sweep.axes):
+        if set(varying(runs)) != set(sweep.axes):
+            continue
+        with contextlib.suppress(ConfigError):  # of runs of other code and of partial scores, which the page names
             heat = sensitivity(runs, axes=list(sweep.axes), rule=table.rule, names=sweep.names)
             pictures.append(Picture(rendered(heat), f"{name}-sweep-{place}.png", ", ".join(sweep.names.values())))
     return pictures
@@ -400,7 +406,8 @@ def _effect(effect: Effect) -> dict[str, object]:
 
 
 def _mean(value: Value | None) -> float | None:
-    if value is None:
+    """Return the mean; ``None`` without one, and of a partial value, which is not marked in JSON."""
+    if value is None or value.partial:
         return None
     return value.mean
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from common.choices import choices_of
+from common.choices import choices_of, folder_options
 from common.composition import changed_config, compose_config, trust_overrides
 from common.errors import ConfigError, DataError, nearest
 from common.metrics import named_missing
@@ -94,16 +94,24 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     except KeyboardInterrupt as error:
         if str(error):
             raise
-        raise type(error)(f"stopped; {what_is_kept(settings.output_folder)}") from None
+        raise type(error)(f"stopped; {what_is_kept(settings)}") from None
     _warn_if_partial(settings.output_folder)
 
 
-def what_is_kept(folder: Path) -> str:
-    """Return what a stopped run's folder holds, and how to go on."""
+def what_is_kept(settings: RunSettings) -> str:
+    """Return what a stopped run's folder holds, and the command that goes on."""
+    folder = settings.output_folder
     rounds = Checkpoints(folder / "checkpoint").series.numbers()
     if not rounds:
         return "no round was complete, so nothing is kept: the same command with overwrite=true begins again"
-    return f"round {max(rounds)} is kept: {shell_line(['goldfinch', 'resume', folder])} goes on"
+    words = ["goldfinch", "resume", str(folder)]
+    for group, choice in settings.choices.items():
+        if "." in str(choice):  # a class that the user named, and that no file of conf/ does
+            words.append(f"{group}._target_={choice}")
+    words += folder_options()
+    if _foreign_places(settings.raw):
+        words.append("--trust")
+    return f"round {max(rounds)} is kept: {shell_line(words)} goes on"
 
 
 def one_device(name: str) -> str:
@@ -175,8 +183,6 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
 def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[str]) -> None:
     """Refuse a recorded configuration that itself says where the run writes, or whom it calls.
 
-    The refused settings are :data:`PLACES` and the address of a Ray cluster, whose replies could run any code here.
-
     Args:
         folder: the run's folder.
         recorded: its configuration.
@@ -184,6 +190,24 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[s
 
     Raises:
         ConfigError: it does; the message names each such setting.
+    """
+    foreign = _foreign_places(recorded, named)
+    if foreign:
+        raise ConfigError(
+            f"{folder / 'config.yaml'} says where the run writes or trains besides {folder}: {' '.join(foreign)}. "
+            "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
+            "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
+        )
+
+
+def _foreign_places(recorded: Mapping[str, Any], named: Collection[str] = ()) -> list[str]:
+    """Return the settings by which a configuration says where the run writes, or whom it calls.
+
+    These are :data:`PLACES` and the address of a Ray cluster, whose replies could run any code here.
+
+    Args:
+        recorded: the configuration.
+        named: the keys that the user's own overrides set.
     """
     foreign: list[str] = []
     for group in PLACES:
@@ -199,12 +223,7 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[s
     address = recorded["engine"].get("address")  # what a Ray cluster sends can run code here
     if address and "engine" not in named and "engine.address" not in named:
         foreign.append(printable(f"engine.address={address}")[:200])
-    if foreign:
-        raise ConfigError(
-            f"{folder / 'config.yaml'} says where the run writes or trains besides {folder}: {' '.join(foreign)}. "
-            "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
-            "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
-        )
+    return foreign
 
 
 # ---- goldfinch run --dry-run -----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from goldfinch.results.frames import score_sheet
 from goldfinch.results.groups import group_runs
 from goldfinch.results.table import table_text
 from server.run.accounting import report_line, total_reports
-from server.run.conduct import check_not_in_a_run
+from server.run.conduct import FolderInUseError, check_not_in_a_run, run_lock
 from server.run.existing import Decision, Step, decide
 from server.run.own_processes import OwnProcesses
 
@@ -121,7 +121,24 @@ def plan(arguments: Sequence[str], output: Path, *, overwrite: bool = False) -> 
             skipped[label] = str(error)
     if not jobs:
         raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(_reasons(skipped)))
-    return jobs, skipped
+    return _one_a_folder(jobs), skipped
+
+
+def _one_a_folder(jobs: Sequence[Job]) -> list[Job]:
+    """Return the runs, each once: values that are written otherwise can be the same, such as 0.1 and 1e-1.
+
+    Raises:
+        ConfigError: two runs of other settings would have the same folder.
+    """
+    by_folder: dict[Path, Job] = {}
+    for job in jobs:
+        other = by_folder.setdefault(job.folder, job)
+        if other.settings.raw != job.settings.raw:
+            raise ConfigError(
+                f"{other.label} and {job.label} would both be in {job.folder}, which is named after the letters and "
+                "digits of the values: make two sweeps of them, each with its own --output"
+            )
+    return list(by_folder.values())
 
 
 def _reasons(skipped: Mapping[str, str]) -> list[str]:
@@ -258,9 +275,7 @@ def execute(
         Why runs are missing, by folder: their errors, or the runs that their folders hold.
     """
     say = partial(console.print, highlight=False, markup=False)
-    different: dict[Path, Job] = {}
-    for job in planned:
-        different[job.folder] = job
+    different = {job.folder: job for job in planned}
     missing: dict[Path, str] = {}
     waiting: list[Job] = []
     kept: list[str] = []
@@ -368,7 +383,8 @@ class Progress:
 def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str], None]) -> tuple[Job, str]:
     """Do one run in a process of its own; a run that was interrupted is resumed.
 
-    The folder is looked at again, since another process may have done the run meanwhile.
+    While another process writes to the folder, such as one that a killed sweep has left, this one waits, and then looks
+    at the folder again.
 
     Args:
         job: the run.
@@ -378,9 +394,32 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
     Returns:
         The run, and its error message; empty if it finished.
     """
-    decision = job.decision()
-    if decision.step in (Step.NOTHING, Step.KEEP):
-        return job, decision.reason
+    while True:
+        while _is_in_use(job.folder) and not processes.ended:
+            show(job.label, "waits for another process, which writes to its folder")
+            time.sleep(POLL_SECONDS)
+        decision = job.decision()
+        if decision.step in (Step.NOTHING, Step.KEEP):
+            show(job.label, "")
+            return job, decision.reason
+        problem = _run_once(job, decision, processes, show)
+        if not problem or processes.ended or not _is_in_use(job.folder):
+            return job, problem
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Return whether another process writes a run to a folder."""
+    if not folder.exists():
+        return False
+    try:
+        with run_lock(folder):
+            return False
+    except FolderInUseError:
+        return True
+
+
+def _run_once(job: Job, decision: Decision, processes: OwnProcesses, show: Callable[[str, str], None]) -> str:
+    """Do one run in a process, and return its error message; empty if it finished. See :func:`run_subprocess`."""
     choices: list[str] = []
     if decision.step is Step.GO_ON:
         choices.append("resume=true")
@@ -388,26 +427,34 @@ def run_subprocess(job: Job, processes: OwnProcesses, show: Callable[[str, str],
         choices.append("overwrite=true")
     job.folder.mkdir(parents=True, exist_ok=True)
     log = job.folder / "run.log"
-    with log.open("w") as stream:
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("a") as stream:  # it may hold the rounds before an interruption
         process = processes.start(["run", *job.overrides, *choices], job.settings.train.threads, stream)
     code = None
     while code is None:
-        show(job.label, log.read_text(errors="replace").strip().rpartition("\n")[2])
+        show(job.label, _log_since(log, begin).rpartition("\n")[2])
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(POLL_SECONDS)
     show(job.label, "")
     if code == 0:
-        return job, ""
-    lines = log.read_text(errors="replace").strip().splitlines()
+        return ""
+    lines = _log_since(log, begin).splitlines()
     errors = [line for line in lines if line.startswith("error: ")] or lines
     if not errors:
-        return job, f"exit code {code}"
-    return job, errors[-1].removeprefix("error: ")
+        return f"exit code {code}"
+    return errors[-1].removeprefix("error: ")
+
+
+def _log_since(log: Path, begin: int) -> str:
+    """Return what was written to a log after its first ``begin`` bytes."""
+    return log.read_bytes()[begin:].decode(errors="replace").strip()
 
 
 def _score(job: Job, rule: str) -> str:
     """Return a run's score and the rule's name; by the last round if the rule gives no score."""
     record = RunRecord.open(job.folder)
+    if not record.scored:
+        return f"finished after round {record.rounds_done}; rounds.test=false scores no test images"
     known = "final"
     if rule in record.rules:
         known = rule
@@ -430,7 +477,12 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
     text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
-    tables = group_runs([RunRecord(job.folder) for job in jobs])
+    runs = [RunRecord(job.folder) for job in jobs]
+    scored = [run for run in runs if run.scored]
+    if not scored:
+        console.print("no table: no run scores test images (rounds.test=false)", markup=False)
+        return
+    tables = group_runs(scored, left_out=[run for run in runs if not run.scored])
     for table in tables:
         score_sheet(table, "final").show()
     text.append(table_text(tables, "final", "md"))

@@ -25,13 +25,10 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.effects import Effect, Order, Standing, chance_of
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
-from goldfinch.results.statistics import Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
 
 NORMAL = 1.96
 """Deviations of a normal distribution within which 95 % of it lie."""
-
-EXACT = 1e-9
-"""Percentage points below which two numbers differ by floating point alone."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +124,18 @@ class Comparison:
         return statistics.fmean(known)
 
     def gap(self, line: Line, column: Column) -> float | None:
-        """Ours minus published, percentage points; ``None`` for a stand-in."""
+        """Ours minus published, percentage points; ``None`` for a stand-in, and of a partial value."""
         ours = line.ours.value(column.key, self.table.rule)
         theirs = self.published(line, column)
-        if not column.comparable or ours is None or theirs is None:
+        if not column.comparable or ours is None or ours.partial or theirs is None:
             return None
         return ours.mean - theirs
 
     def average_gap(self, line: Line) -> float | None:
-        """Ours minus published, of the average over comparable columns."""
+        """Ours minus published, of the average over comparable columns; ``None`` of a partial value."""
         ours = line.ours.value(average_of(self.comparable), self.table.rule)
         theirs = self.published_average(line, self.comparable)
-        if ours is None or theirs is None:
+        if ours is None or ours.partial or theirs is None:
             return None
         return ours.mean - theirs
 
@@ -302,12 +299,13 @@ class Comparison:
         """Half of the 95 % interval of a gap to print that the choice of test images alone makes, percentage points.
 
         Binomial, over columns that both sides score, as if the paper scored as many images as ours and others than
-        these; ``None`` without a record of the images, or a printed score.
+        these. Several clients' models that are scored on the same images count as one, since they share the choice.
+        ``None`` without a record of the images, or a printed score.
         """
         variance = 0.0
         for column in columns:
             ours, theirs = line.ours.value(column.key, self.table.rule), self.published(line, column)
-            images = {row.get(column.scored) for row in map(_scored_images, line.ours.runs)}
+            images = {run.test_images.get(column.scored) for run in line.ours.runs}
             count = next(iter(images), None)
             if ours is None or theirs is None or not count or not column.comparable:
                 return None

@@ -15,6 +15,7 @@ seed and different states the first counts, and the other is named below the tab
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -425,16 +426,18 @@ def _label(rows: Sequence[ScoreRow[RunRecord]], name: Callable[[RunRecord], str]
                 row.label = f"{label} ({number})"
 
 
-def rename(rows: Sequence[ScoreRow[RunRecord]], labels: Sequence[str]) -> None:
-    """Give rows other labels.
+def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str]) -> None:
+    """Give rows other labels, all at once, so that two rows may exchange theirs.
 
     Args:
-        rows: the rows.
+        tables: the rows of each table; no two rows of one may have the same label.
         labels: ``OLD=NEW`` each. ``OLD`` is a row's label, or a method's name, which is replaced in all of its rows.
 
     Raises:
-        ConfigError: an item has no ``=``, or no row has the label or method.
+        ConfigError: an item has no ``=``, no row has the label or method, or two rows of a table would share a label.
     """
+    rows = list(itertools.chain(*tables))
+    new_labels = {id(row): row.label for row in rows}
     for item in labels:
         old, equals, new = item.rpartition("=")
         if not equals or not new:
@@ -446,7 +449,14 @@ def rename(rows: Sequence[ScoreRow[RunRecord]], labels: Sequence[str]) -> None:
             known = {row.label for row in rows} | {row.runs[0].method_name for row in rows}
             raise ConfigError(f"--label {item}: no row is called {old!r}; {nearest(old, sorted(known))}")
         for row in matched:
-            row.label = new + row.label.removeprefix(old)
+            new_labels[id(row)] = new + row.label.removeprefix(old)
+    for table in tables:
+        counts = Counter(new_labels[id(row)] for row in table)
+        for label, count in counts.items():
+            if count > 1 and labels:
+                raise ConfigError(f"--label: {count} rows would be called {label!r}; give each a label of its own")
+    for row in rows:
+        row.label = new_labels[id(row)]
 
 
 def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.choices import folder_options
 from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
@@ -54,7 +55,7 @@ def export_command(run: RunRecord) -> str:
     client = own_model_of(run)
     if client:
         arguments += ["--client", client]
-    return shell_line(arguments)
+    return shell_line([*arguments, *folder_options()])
 
 
 def own_model_of(run: RunRecord) -> str | None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from common.errors import some_of
 from common.metrics import MEASURES, Measure, named_missing
 from goldfinch.record import having, setting_text
 from goldfinch.results.seeds import Value
@@ -24,6 +25,9 @@ from goldfinch.results.statistics import Difference, paired_difference, verdict_
 
 MAX_DIFFERENCES = 8
 """Differing settings that are listed below a table; the report lists all of them."""
+
+MAX_ABSENT = 3
+"""Clients that a note names, of those that a run did not have."""
 
 MANY_ROWS = 6
 """Rows of a table from which on its notes count the rows with a value that more than two of them have."""
@@ -104,6 +108,14 @@ class ScoredRun(Protocol):
         """The test images of one client by domain."""
 
     @property
+    def clients(self) -> Sequence[str]:
+        """The clients of the run, or of its last part."""
+
+    @property
+    def client_images(self) -> Mapping[tuple[str, str], str]:
+        """The hash of each client's training images, by the client and the hash of which samples they are."""
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
 
@@ -144,6 +156,8 @@ class KnownRun:
     stopped_early: bool = False
     changed_scoring: list[int] = field(default_factory=list)
     test_images: Mapping[str, int] = field(default_factory=dict)
+    clients: Sequence[str] = ()
+    client_images: Mapping[tuple[str, str], str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -423,7 +437,7 @@ def best_row(
 
     This is the one rule for "best" of rows. A row is the best if it is better than every other row that is ranked with
     it: the 95 % interval of their difference, paired by seed, excludes 0. There is no such interval, and so no best
-    row, if two of them have other seeds, rounds, code or scored images, or one seed, or are identical.
+    row, if two of them have other seeds, rounds, code, images or clients, or one seed, or are identical.
 
     Rows of one shared model are ranked with each other; rows of clients' own models are if there are no others. A bound
     and a partial score are ranked with none. (The best *round* of a run is another matter: it is chosen by
@@ -483,6 +497,8 @@ def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, ru
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
     if conditions[0] != conditions[1] or len(row.seeds) < 2 or ran_other_code(row, other):
         return False
+    if changed_images([row, other]) or absent_clients([row, other]):
+        return False
     difference = row.minus(other, column, rule)
     if difference is None or difference.low is None or difference.high is None:
         return False
@@ -498,13 +514,56 @@ def ran_other_code(row: ScoreRow[Any], other: ScoreRow[Any]) -> bool:
     return False
 
 
+def changed_images(rows: Sequence[ScoreRow[Any]]) -> dict[str, list[str]]:
+    """Return the names of runs by the hash of a client's images, if the same samples have other images in some runs.
+
+    The files of a data set were then changed between these runs. Empty if no client's images are known to differ. Runs
+    whose images are read otherwise by their settings are not compared.
+    """
+    names: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for row in rows:
+        for run in row.runs:
+            reading = repr([entry for entry in run.options.items() if entry[0].startswith("data.")])
+            for (client, samples), images in run.client_images.items():
+                by_images = names.setdefault((reading, client, samples), {})
+                by_images.setdefault(images, []).append(f"{row.label} {row.unit} {run.seed}")
+    for by_images in names.values():
+        if len(by_images) > 1:
+            return by_images
+    return {}
+
+
+def absent_clients(rows: Sequence[ScoreRow[Any]]) -> list[str]:
+    """Return a text for each run without clients that another run of the same data and protocol had; none of a bound.
+
+    Such a client, for example a device that never registered, has added no samples to this run.
+    """
+    clients: dict[str, set[str]] = {}
+    runs: list[tuple[str, str, set[str]]] = []
+    for row in rows:
+        if row.bound:
+            continue
+        for run in row.runs:
+            shared = [entry for entry in run.options.items() if entry[0].startswith(("data.", "protocol."))]
+            settings = repr([entry for entry in shared if entry[0] != PARTITION_SEED])
+            clients.setdefault(settings, set()).update(run.clients)
+            runs.append((f"{row.label} {row.unit} {run.seed}", settings, set(run.clients)))
+    texts: list[str] = []
+    for name, settings, present in runs:
+        absent = sorted(clients[settings] - present)
+        if present and absent:
+            texts.append(f"{name} (without {some_of(absent, MAX_ABSENT)})")
+    return texts
+
+
 # ---- notes -----------------------------------------------------------------------------------------------------------
 
 
 def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     """Return what a reader has to know before comparing the rows of a table, one sentence each.
 
-    The notes name settings, code and processors in which rows differ, rows at chance, and rows that are identical.
+    The notes name settings, code, images, clients and processors in which runs differ, rows at chance, and rows that
+    are identical.
     """
     present = [row for row in rows if row.runs]
     notes: list[str] = []
@@ -512,6 +571,13 @@ def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
     if differences:
         notes.append(differences_note(differences))
     notes += _code_note(present)
+    changed = changed_images(present)
+    if changed:
+        sets = "; ".join(some_of(names, MAX_DIFFERENCES) for names in changed.values())
+        notes.append(f"Images changed between runs: the same samples of a client have other pixels in {sets}.")
+    without = absent_clients(present)
+    if without:
+        notes.append(f"Runs without clients that other runs had: {some_of(without, MAX_DIFFERENCES)}.")
     processors: dict[str, list[str]] = {}
     for row in present:
         for processor in row.processors:

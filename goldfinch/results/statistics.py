@@ -13,6 +13,9 @@ from dataclasses import dataclass
 LEVEL = 0.05
 """The family-wise error; intervals cover 1 - LEVEL."""
 
+EXACT = 1e-9
+"""The difference of scores up to which floating point alone may make them differ."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -21,9 +24,9 @@ class Difference:
     Args:
         mean: the mean.
         half_width: half of its 95 % confidence interval by Student's t; ``None`` where ``p`` is.
-        p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for equal values
-            other than zero: few values in whole numbers of images can be equal by chance, and Student's t is not
-            defined there.
+        p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for values other
+            than zero that are equal to within :data:`EXACT`: few values in whole numbers of images can be equal by
+            chance, and Student's t is not defined there.
         identical: whether it is 0 because both rows ended in the same states; then there is nothing to test.
     """
 
@@ -72,11 +75,11 @@ def mean_interval(values: Sequence[float]) -> Difference:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Difference(mean)
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    if error == 0 and mean == 0:
-        return Difference(mean, 0.0, 1.0)
-    if error == 0:
+    if max(values) - min(values) <= EXACT:
+        if abs(mean) <= EXACT:
+            return Difference(0.0, 0.0, 1.0)
         return Difference(mean)
+    error = statistics.stdev(values) / math.sqrt(len(values))
     freedom = len(values) - 1
     half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error
     return Difference(mean, half_width, 2 * float(t.sf(abs(mean) / error, freedom)))
@@ -102,7 +105,7 @@ Spread = tuple[float, float | None, int]
 def unpaired_difference(one: Spread, other: Spread) -> Difference:
     """Return the difference of two means of independent values, with its 95 % interval by Welch's t.
 
-    Without a deviation, or with two of zero, there is no interval.
+    Without a deviation, or with two that are at most :data:`EXACT`, there is no interval.
     """
     from scipy.stats import t
 
@@ -115,7 +118,7 @@ def unpaired_difference(one: Spread, other: Spread) -> Difference:
         variances.append(deviation**2 / number)
         freedom += variances[-1] ** 2 / (number - 1)
     error = math.sqrt(sum(variances))
-    if error == 0:
+    if error <= EXACT:
         return Difference(difference)
     freedom = sum(variances) ** 2 / freedom
     half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error

@@ -22,7 +22,7 @@ from goldfinch.results.classes import class_frame, class_sheet, required_class_t
 from goldfinch.results.frames import NUMBERS, column_names, json_table, score_frame, score_sheet
 from goldfinch.results.groups import ScoreTable, exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import MANY_ROWS, ScoreRow
+from goldfinch.results.rows import MANY_ROWS
 from goldfinch.results.sheets import pandas_library
 
 if TYPE_CHECKING:
@@ -80,10 +80,7 @@ def tables_of(
     check_metric(metric, scored, option)
     left_out = [*unfinished, *[run for run in runs if not run.scored]]
     tables = group_runs(scored, left_out=left_out)
-    rows: list[ScoreRow[RunRecord]] = []
-    for table in tables:
-        rows += table.rows
-    rename(rows, labels)
+    rename([table.rows for table in tables], labels)
     return tables
 
 

@@ -169,8 +169,10 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     text = page(request, entrants[0], tables, remarks, max((run.validation_images for run in study_runs), default=0))
     write_text(request.output / PAGE, text)
     say(text)
-    found_by_one = tuned_command(studies[0].folder / "best.yaml")
-    say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {found_by_one}")
+    found = [study.folder / "best.yaml" for study in studies if (study.folder / "best.yaml").exists()]
+    if not any(run.kind == "final" for run in study_runs):
+        raise ConfigError(f"no method has a result; {request.output / PAGE} says why, and {RUNS} has the trials")
+    say(f"wrote {request.output / PAGE}, {RUNS}; what a study found: {tuned_command(found[0])}")
     return ComparedMethods(study_runs, tables, remarks, request.output)
 
 

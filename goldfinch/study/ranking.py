@@ -125,7 +125,7 @@ class Ranking:
 
 def is_ranked(row: ScoreRow[KnownRun]) -> bool:
     """Return whether a row of a comparison is complete, scored with one shared model, and no bound."""
-    return not row.personal and not row.bound and not row.absent
+    return bool(row.runs) and not row.personal and not row.bound and not row.absent
 
 
 def marked_name(row: ScoreRow[KnownRun]) -> str:

@@ -25,6 +25,12 @@ class OwnProcesses:
         self._started: list[subprocess.Popen[bytes]] = []
         self._ended = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the group was ended, so that no command starts any more."""
+        with self._lock:
+            return self._ended
+
     def __enter__(self) -> OwnProcesses:
         return self
 

@@ -416,6 +416,13 @@ def test_a_reader_that_closes_the_output_is_no_error(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
+def test_a_reader_that_closes_the_output_of_a_table_is_no_error(finished: Path) -> None:
+    """The table is printed by another library, which ends the process in its own way."""
+    command = shlex.join([sys.executable, "-c", COMMAND_LINE, "table", str(finished)])
+    done = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_table_of_a_run_that_was_stopped_names_report_and_resume(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,15 @@ from support.runs import run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
+from common.overlays import overlay_text
 from common.settings import RunSettings
 from goldfinch.cli import main
-from goldfinch.commands.sweep import Job, check_folder, default_output, run_subprocess
+from goldfinch.commands import sweep
+from goldfinch.commands.sweep import Job, check_folder, default_output, plan, run_subprocess
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.reproduction.pages import _codes
 from goldfinch.results.groups import group_runs
+from server.run.conduct import run_lock
 from server.run.existing import Step
 
 TINY = ["method=fedavg", "data=glyphs", "seed=0,1", "train.rounds=1"]
@@ -57,6 +61,8 @@ def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
 class FailingProcesses:
     """Processes that fail at once."""
 
+    ended = False
+
     def __init__(self) -> None:
         self.started: list[list[str]] = []
 
@@ -83,6 +89,80 @@ def test_a_run_of_a_sweep_that_fails_to_go_on_is_not_replaced(tmp_path: Path) ->
         assert len(processes.started) < 2
         found[kind] = processes.started[0][2:] if processes.started else None
     assert found == expected
+
+
+def test_a_sweep_s_log_keeps_the_rounds_before_an_interruption(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text("error: of another day\nround 7 of 9\n")
+    processes = FailingProcesses()
+    job = Job(("a",), toy_settings("fedavg", tmp_path), "a run")
+    _, problem = run_subprocess(job, processes, lambda label, line: None)  # type: ignore[arg-type]
+    assert problem == "exit code 1", "the error is this process's own"
+    assert (tmp_path / "run.log").read_text() == "error: of another day\nround 7 of 9\n"
+
+
+@pytest.mark.parametrize("seen", ["before it starts", "by the error of its process"])
+def test_a_run_of_a_sweep_waits_for_another_process_that_writes_to_its_folder(
+    seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that a killed sweep has left: its run is done by it, and has not failed."""
+    settings = toy_settings("fedavg", tmp_path)
+    processes = FailingProcesses()
+    lock = ExitStack()
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
+
+    def show(label: str, line: str) -> None:
+        if seen == "by the error of its process" and not processes.started:
+            return
+        if line.startswith("waits"):
+            lock.close()
+            run(settings)
+
+    def start(*_: Any) -> Any:
+        processes.started.append(["run"])
+        lock.enter_context(run_lock(tmp_path))
+        return SimpleNamespace(wait=lambda timeout: 1)
+
+    if seen == "before it starts":
+        lock.enter_context(run_lock(tmp_path))
+    else:
+        monkeypatch.setattr(processes, "start", start)
+    _, problem = run_subprocess(Job(("a",), settings, "a run"), processes, show)  # type: ignore[arg-type]
+    assert problem == ""
+    assert len(processes.started) == (seen != "before it starts")
+    assert job_of(settings).finished()
+
+
+def test_combinations_of_a_sweep_have_a_folder_each_or_are_refused(tmp_path: Path) -> None:
+    jobs, _ = plan(["train.learning_rate=0.1,0.10,1e-1,0.2"], tmp_path)
+    assert [job.settings.train.learning_rate for job in jobs] == [0.1, 0.2]
+    for place, rate in (("a/b", 0.1), ("a-b", 0.2)):
+        path = tmp_path / f"{place}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(overlay_text("", "found by hand", "fedavg", "glyphs", {"train.learning_rate": rate}))
+    with pytest.raises(ConfigError, match="would both be in"):
+        plan([f"tuned={tmp_path}/a/b.yaml,{tmp_path}/a-b.yaml"], tmp_path)
+
+
+def test_a_sweep_without_test_scores_does_all_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(job: Job, **_: Any) -> tuple[Job, str]:
+        run(job.settings)
+        return job, ""
+
+    monkeypatch.setattr(sweep, "run_subprocess", here)
+    words = [*TINY, "rounds.test=false", "protocol.validation=0.2", "protocol.samples=24", "train.local_steps=1"]
+    assert main(["sweep", *words, "--output", str(tmp_path)]) == 0
+    assert [each.seed for each in find_runs([str(tmp_path)])] == [0, 1]
+
+
+def test_runs_behind_links_are_found_once_and_a_circle_ends(tmp_path: Path) -> None:
+    """As on a cluster, where runs lie on another disk: a seed that is left out is a wrong mean."""
+    runs = tmp_path / "runs"
+    elsewhere = tmp_path / "elsewhere" / "sweep"
+    run(toy_settings("fedavg", runs / "seed-0"))
+    run(toy_settings("fedavg", elsewhere / "seed-1", seed=1))
+    for link, target in (("linked", elsewhere), ("again", runs / "seed-0"), ("circle", runs), ("up", tmp_path)):
+        (runs / link).symlink_to(target)
+    assert [each.folder.relative_to(runs).as_posix() for each in find_runs([str(runs)])] == ["linked/seed-1", "seed-0"]
 
 
 def sweep_folder(folder: Path, words: list[str]) -> Path:

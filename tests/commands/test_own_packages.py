@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from support.own import forget
+from support.runs import run
 
 from common.choices import CONF, FOLDERS, search
 from common.composition import changed_config, compose_config
@@ -24,8 +26,10 @@ from common.settings import load_settings, settings_of
 from common.versions import code_files, code_sha256, place_of
 from goldfinch.cli import main
 from goldfinch.commands import sweep as sweep_module
+from goldfinch.commands.running import what_is_kept
 from goldfinch.commands.sweep import plan
 from goldfinch.record import RunRecord
+from goldfinch.results.overrides import export_command
 from server.flower.processes import flower_environment
 from server.flower.submit import write_bundle
 from server.run.own_processes import OwnProcesses
@@ -136,6 +140,25 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
     assert settings_of(changed_config(RunRecord(place).config, [])).identity == RunRecord(place).summary["identity"]
+
+
+@pytest.mark.parametrize("named", ["by a folder", "by the user"])
+def test_the_command_that_goes_on_finds_the_class_and_writes_where_the_run_wrote(
+    named: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    words = ["method=ownlib.fair.QFair", "tracker=tensorboard", f"tracker.folder='{tmp_path}'", f"output={place}"]
+    if named == "by a folder":
+        search(folder)
+        words[0] = "method=qfair"
+    settings = load_settings([*TINY, *words])
+    run(settings)
+    told = what_is_kept(settings)
+    forget("ownlib")  # another process
+    told = told.removeprefix("round 1 is kept: goldfinch ").removesuffix(" goes on")
+    assert main([*shlex.split(told), "--quiet"]) == 0, capsys.readouterr().err
+    assert "ownlib" in told or str(folder) in told
+    assert ("--config-dir" in export_command(RunRecord(place))) == (named == "by a folder")
 
 
 def test_its_choices_are_listed_with_the_docstrings_of_their_classes(

@@ -198,6 +198,8 @@ def test_scores_of_something_else_are_marked(tmp_path: Path) -> None:
     description = export(tmp_path / "adapted", tmp_path / "second")
     assert "adapted to each client's training images" in " ".join(description.notes)
     assert description.notes[0] in (tmp_path / "second" / "README.md").read_text()
+    run(toy_settings("fedsr", tmp_path / "drawn", train={"rounds": 1}))
+    assert "by draws of the features of each image" in " ".join(export(tmp_path / "drawn", tmp_path / "third").notes)
 
 
 def test_fixed_draws_average_as_fedsr_does() -> None:

@@ -20,6 +20,7 @@ from common.exports import load_model
 from goldfinch.cli import main
 from goldfinch.commands.evaluate import evaluate, measures
 from goldfinch.commands.export import export
+from goldfinch.commands.predict import predict
 from goldfinch.record import RunRecord
 
 NAMES = Toy().class_names
@@ -80,6 +81,18 @@ def test_predictions_go_to_json_with_all_probabilities(exported: Path, picture: 
     assert set(row["probabilities"]) == set(NAMES)
     assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert max(row["probabilities"], key=row["probabilities"].__getitem__) == row["class"]
+
+
+def test_images_in_a_folder_that_a_link_leads_to_are_predicted(exported: Path, picture: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (place, elsewhere):
+        folder.mkdir()
+        shutil.copy(picture, folder / "one.png")
+    (place / "more").symlink_to(elsewhere)
+    assert predict(exported, [place], tmp_path / "all.json") == 0
+    images = [row["image"] for row in json.loads((tmp_path / "all.json").read_text())]
+    assert images == [str(place / "more" / "one.png"), str(place / "one.png")]
 
 
 def test_what_cannot_be_read_is_named_and_skipped(

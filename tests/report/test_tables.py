@@ -15,7 +15,7 @@ from goldfinch.record import RunRecord, setting_text
 from goldfinch.results.frames import OWN_MODELS, score_frame, score_sheet
 from goldfinch.results.groups import exported_run, group_runs, rename
 from goldfinch.results.overrides import export_command
-from goldfinch.results.rows import best_row, differences_note, setting_differences
+from goldfinch.results.rows import best_row, differences_note, notes_on, setting_differences
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.statistics import paired_difference
 from goldfinch.results.table import smaller_tables, table_text
@@ -76,6 +76,40 @@ def test_a_row_of_other_code_or_rounds_has_no_best_beside_it(key: str, value: An
     assert best_row(all_groups([*seeds_of("fpl", 60.0, 62.0, 61.0), *others])) is None
 
 
+def test_runs_on_images_that_changed_between_them_are_named_and_have_no_best() -> None:
+    """The same samples of a client, by their numbers, and other pixels: somebody changed the files."""
+    runs = [*seeds_of("fpl", 60.0, 62.0, 61.0), *seeds_of("fedavg", 50.0, 52.0, 51.5)]
+    for run in runs:
+        restate(run, registrations={"a-0": {"split": "s", "content": "before"}}, taking_part=["a-0"])
+    groups = all_groups(runs)
+    assert best_row(groups) is groups[0]
+    assert not [note for note in notes_on(groups) if note.startswith("Images")]
+    restate(runs[-1], registrations={"a-0": {"split": "s", "content": "after"}})
+    assert best_row(groups) is None
+    notes = [note for note in notes_on(groups) if note.startswith("Images changed between runs")]
+    assert notes
+    assert notes[0].endswith("fedavg seed 0, fedavg seed 1; fedavg seed 2.")
+    vars(runs[-1])["config"] = {**runs[-1].config, "privacy": {"_target_": "common.privacy.GaussianPrivacy"}}
+    assert best_row(groups) is groups[0], "a private run's hash has a secret, and says nothing"
+
+
+def test_a_run_without_a_client_that_other_runs_had_is_named_and_is_not_the_best() -> None:
+    """A device that did not register in one night: its seed is a mean over less data."""
+    runs = [*seeds_of("fpl", 60.0, 62.0, 61.0), *seeds_of("fedavg", 50.0, 52.0, 51.5)]
+    for run in runs:
+        restate(run, registrations={"a-0": {}, "b-0": {}}, taking_part=["a-0", "b-0"])
+    groups = all_groups(runs)
+    assert best_row(groups) is groups[0]
+    restate(runs[1], taking_part=["a-0"])
+    assert best_row(groups) is None
+    assert "Runs without clients that other runs had: fpl seed 1 (without b-0)." in notes_on(groups)
+    restate(runs[1], taking_part=["a-0", "b-0"])
+    for run in runs[3:]:
+        vars(run)["options"] = {**run.options, "protocol.clients": 1}
+        restate(run, taking_part=["a-0"])
+    assert not [note for note in notes_on(groups) if note.startswith("Runs without")], "their settings ask for fewer"
+
+
 def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
     runs = seeds_of("fpl", 52.0, 58.0)
     assert exported_run(all_groups(runs)) is runs[0]
@@ -88,12 +122,22 @@ def test_a_test_score_does_not_choose_the_seed_that_is_exported() -> None:
 
 def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
     groups = all_groups([*seeds_of("fpl", 50.0, 51.0), entry(1.0, **{"method.temperature": 2}), entry(2.0, 0, "moon")])
-    rename(groups, ["fpl=FPL (ours)", "moon=MOON"])
+    rename([groups], ["fpl=FPL (ours)", "moon=MOON"])
     labels = [group.label for group in groups]
     assert labels[0].startswith("FPL (ours)")
     assert labels[1].startswith("FPL (ours), temperature=2")
     with pytest.raises(ConfigError, match="did you mean 'MOON'"):
-        rename(groups, ["MOOM=x"])
+        rename([groups], ["MOOM=x"])
+
+
+def test_rows_exchange_their_labels_and_never_share_one() -> None:
+    groups = all_groups([entry(1.0, 0, "moon"), entry(2.0, 0, "fedavg")])
+    rename([groups], ["moon=fedavg", "fedavg=moon"])
+    assert [group.label for group in groups] == ["fedavg", "moon"]
+    with pytest.raises(ConfigError, match="2 rows would be called 'X'"):
+        rename([groups], ["moon=X", "fedavg=X"])
+    assert [group.label for group in groups] == ["fedavg", "moon"], "nothing was renamed"
+    rename([[group] for group in groups], ["moon=X", "fedavg=X"])  # rows of two tables
 
 
 def test_the_command_names_a_client_where_each_has_its_own(tmp_path: Path) -> None:

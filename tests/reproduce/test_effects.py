@@ -13,11 +13,12 @@ from scipy.stats import ttest_ind
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, run_of
 
-from goldfinch.reproduction.comparison import EXACT, Comparison, agreement, levels
+from goldfinch.commands.reproduce import ReproductionRequest, numbers
+from goldfinch.reproduction.comparison import Comparison, agreement, levels
 from goldfinch.reproduction.effects import Effect, chance_of, percent
 from goldfinch.reproduction.pages import pages
 from goldfinch.results.rows import ScoreRow
-from goldfinch.results.statistics import Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
 
 
 def mean(corrects: list[int], count: int) -> float:
@@ -95,12 +96,15 @@ def test_welch_s_interval_is_scipy_s() -> None:
     assert unpaired_difference((1.0, None, 1), (2.0, 1.0, 3)) == Difference(-1.0)
 
 
-def counted(found: Comparison, images: int) -> Comparison:
-    """The comparison with a record of test images."""
-    lines = [{"domain": domain, "client": "a", "count": images} for domain in ("mnist", "usps", "computer_fonts")]
+def counted(found: Comparison, images: int, clients: str = "a") -> Comparison:
+    """The comparison with a record of test images, of clients with a letter each."""
+    lines = []
+    for domain in ("mnist", "usps", "computer_fonts"):
+        for client in clients:
+            lines.append({"domain": domain, "client": client, "count": images, "scored_on": "test"})
     for line in found.lines:
         for run in line.ours.runs:
-            vars(run).update(test_lines=lines)
+            vars(run).update(test_lines=lines, score_lines=lines)
     return found
 
 
@@ -112,6 +116,8 @@ def test_a_gap_to_print_has_the_noise_of_the_test_images() -> None:
     second = 1.96 * (0.72 * 0.28 / 100 + 0.8 * 0.2 / 100) ** 0.5
     assert found.noise(line, [mnist]) == pytest.approx(100 * first)
     assert found.noise(line, [mnist, usps]) == pytest.approx(100 * (first**2 + second**2) ** 0.5 / 2)
+    models = counted(comparison(), 100, "abcd")
+    assert models.noise(models.lines[0], [mnist]) == pytest.approx(100 * first), "of 100 images, however many models"
     assert found.noise(line, [fonts]) is None, "a stand-in has no gap"
     assert comparison().noise(comparison().lines[0], [mnist]) is None, "no record of the images"
     assert f"90.00 (-8.00; {100 * first:.2f})" in pages(found, "x")[0]
@@ -161,6 +167,11 @@ def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
     text = pages(marked, "x")[0]
     assert "| B | 86.00 ± 0.00 | 71.00 ± 1.41 † | 99.00 ± 0.00 | 85.33 ± 0.47 † |" in text
     assert "† partial, not ranked: B, seed 0: without usps (last scored in round 3)." in text
+    assert [marked.gap(partial, column) is None for column in marked.columns] == [False, True, True]
+    assert marked.average_gap(partial) is None
+    row = numbers(marked, ReproductionRequest(marked.table, "small"))["rows"][1]
+    assert row["average"] is None, "JSON has no mark"
+    assert row["ours"] == {"mnist": 86.0, "usps": None, "computer_fonts": 99.0}
 
 
 def test_the_page_has_effects_and_what_chance_gives() -> None:

@@ -31,7 +31,7 @@ from goldfinch.results.seeds import Value
 from goldfinch.run_model import RunModel
 from server.run.prototype_log import PrototypeLog
 from tests.support.runs import run
-from tests.support.scored import scored_run
+from tests.support.scored import restate, scored_run
 from tests.support.toy import CLASSES, DOMAINS, toy_settings
 
 
@@ -219,6 +219,19 @@ def test_a_run_of_a_reproduced_table_is_called_as_its_row(folder: Path, tmp_path
     assert [group.label for group in named_groups([RunRecord(place)])] == ["FedAvg (warm)"]
 
 
+def test_rows_of_two_reproduced_tables_with_one_label_are_two_curves(folder: Path, tmp_path: Path) -> None:
+    runs: list[RunRecord] = []
+    rows: list[dict[str, Any]] = []
+    for name, domains in (("one", None), ("two", [DOMAINS[0]])):
+        place = Path(shutil.copytree(folder / "fedavg", tmp_path / "runs" / name / "seed-0"))
+        rows.append({"label": "FedAvg", "folders": {"0": str(place)}})
+        runs.append(RunRecord(place))
+        vars(runs[-1])["options"] = {**runs[-1].options, "data.domains": domains}
+    (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
+    labels = [group.label for group in named_groups(runs)]
+    assert len(set(labels)) == 2
+
+
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +248,19 @@ def test_a_heat_map_has_the_mean_over_seeds_at_its_place() -> None:
     assert grid[1, 0] == 60.0
     assert np.isnan(grid[1, 1])
     assert {"70.0", "52.0", "60.0", "method.mu", "method.delta"} <= set(texts(figure))
+
+
+def test_a_heat_map_pools_no_runs_that_a_table_keeps_apart() -> None:
+    """The rules are those of tables: a run counts once, and runs of other code are another row."""
+    copy = entry(50.0, 0, mu=0.2)
+    copy.folder = Path("the same run from another engine")
+    found = sensitivity([entry(50.0, 0, mu=0.2), copy, entry(53.0, 1, mu=0.2), entry(60.0, 0)])
+    assert found.axes[0].get_lines()[0].get_ydata().tolist() == [60.0, 51.5], "not 51.0"
+    assert found.get_suptitle().endswith("mu=0.1: seed 0"), "the place with fewer seeds is named"
+    other = entry(70.0, 1, mu=0.2)
+    restate(other, code="other")
+    with pytest.raises(ConfigError, match=r"mu=0\.2 has runs that are no seeds of one row: fpl-0 .* and fpl-1 "):
+        sensitivity([entry(50.0, 0, mu=0.2), other, entry(60.0, 0)])
 
 
 def test_a_sweep_of_one_setting_is_a_line_in_numeric_order_and_of_more_is_refused() -> None:

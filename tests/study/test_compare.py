@@ -255,6 +255,21 @@ def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], 
     assert found.notes[1] in (tmp_path / "compare.md").read_text()
 
 
+def test_a_comparison_without_a_result_writes_its_trials_and_is_an_error(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a night in which every final run diverged."""
+
+    def final(*_: Any) -> Any:
+        raise EngineError("not finite; the last state is kept")
+
+    monkeypatch.setattr(compare, "final_run", final)
+    with pytest.raises(ConfigError, match=r"no method has a result; .*compare\.md says why"):
+        compare.compare(request(tmp_path, "fedprox", "fedavg"), console=QUIET)
+    assert {run.kind for run in read_runs(tmp_path / "runs.csv")} == {"trial"}
+    assert "its final run with seed 0 failed: not finite." in (tmp_path / "compare.md").read_text()
+
+
 def test_a_method_of_one_s_own_is_no_other_code(
     short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

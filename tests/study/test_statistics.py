@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from goldfinch.results.statistics import Difference, holm, mean_interval, paired_difference, ranks, verdict_on
+from goldfinch.results.statistics import (
+    Difference,
+    holm,
+    mean_interval,
+    paired_difference,
+    ranks,
+    unpaired_difference,
+    verdict_on,
+)
 
 SCORES = st.floats(0, 100).map(lambda value: round(value, 2))
 
@@ -38,6 +46,19 @@ def test_equal_and_constant_pairs_and_a_single_pair() -> None:
     assert (single.mean, single.low, single.p) == (0.5, None, None)
     with pytest.raises(ValueError, match="argument 2"):
         paired_difference([1, 2], [1])
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=6), st.integers(0, 20), st.sampled_from([7, 24, 150, 997]))
+def test_one_difference_in_whole_images_in_every_pair_is_no_result(right: list[int], more: int, images: int) -> None:
+    """The quotients differ in their last digits alone, and so would give a p-value of about 1e-30."""
+    scores = [100.0 * (count + more) / images for count in right]
+    base = [100.0 * count / images for count in right]
+    found = paired_difference(scores, base)
+    assert found.mean == pytest.approx(100.0 * more / images)
+    expected = (0.0, 1.0) if more == 0 else (None, None)
+    assert (found.half_width, found.p) == expected
+    spreads = [(mean, 1e-14, 3) for mean in (scores[0], base[0])]
+    assert unpaired_difference(*spreads).p is None
 
 
 def test_an_interval_by_hand() -> None:

@@ -23,11 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, nearest, some_of
 from common.metrics import named_missing
 from common.storage import write_bytes
-from goldfinch.record import RunRecord, brief, varying
+from goldfinch.record import RunRecord, brief, setting_text, varying
 from goldfinch.results.figures.fonts import complete_fonts
+from goldfinch.results.groups import group_runs
+from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value
 
 # Okabe and Ito's palette without its yellow, which is too light on white; black last.
@@ -52,6 +54,9 @@ NONE: Mapping[str, str] = {}
 
 SMALL = 8
 """Points of the text in figures of a page."""
+
+MAX_MARKED = 3
+"""Rows that the title of a heat map names, of those that differ from most."""
 
 HEAT = "cividis"
 """A colour map of even lightness that looks the same to colour-blind readers."""
@@ -418,13 +423,15 @@ def sensitivity(
     names: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Return a heat map over two settings, or a line over one; runs that differ in the seed alone are averaged.
+    """Return a heat map over two settings, or a line over one; a place has the mean of one row of the runs' tables.
 
     ``axes`` are the keys of the horizontal and of the vertical axis, by default those that vary; ``names`` is what to
-    call an axis instead of its key. ``title`` replaces the method, data and column.
+    call an axis instead of its key. ``title`` replaces the method, data and column. The title also
+    names rows that differ from most in code, rounds or seeds.
 
     Raises:
-        ConfigError: the runs vary in none or more than two settings, or an axis is not among these.
+        ConfigError: the runs vary in none or more than two settings, an axis is not among these, or two rows have the
+            same place.
     """
     keys = list(axes) or varying(runs)
     known = varying(runs)
@@ -444,24 +451,44 @@ def sensitivity(
         raise ConfigError(
             f"the runs also differ in {', '.join(extra)}; choose runs that differ in {', '.join(keys)} only"
         )
-    cells: dict[tuple[Any, ...], list[float]] = {}
-    for run in runs:
-        place = tuple(run.options.get(key) for key in keys)
-        cells.setdefault(place, []).append(score(run, rule, column))
-    means = {}
-    for place, scores in cells.items():
-        means[place] = statistics.fmean(scores)
+    rows = _rows_by_place(runs, keys)
+    means = {place: statistics.fmean([score(run, rule, column) for run in row.runs]) for place, row in rows.items()}
     values = []
     for on_axis in zip(*means, strict=True):
         values.append(sorted(set(on_axis), key=_order))
     if title is None:
         title = f"{runs[0].facts.method} on {runs[0].facts.data}: {column}, %"
+    marked: list[str] = []
+    for place, row in rows.items():
+        if row.marks:
+            marked.append(f"{', '.join(map(setting_text, keys, place))}: {', '.join(row.marks)}")
+    if marked:
+        title += f". {some_of(marked, MAX_MARKED)}"
     shown = list(keys)
     if names:
         shown = [names.get(key, key) for key in keys]
     if len(keys) == 2:
         return _heat(shown, values, means, title)
     return _line(shown[0], values[0], means, title)
+
+
+def _rows_by_place(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[tuple[Any, ...], ScoreRow[RunRecord]]:
+    """Return the row of each place: the values of the settings ``keys``.
+
+    Raises:
+        ConfigError: two rows have the same place, such as runs of other code or other data.
+    """
+    rows: dict[tuple[Any, ...], ScoreRow[RunRecord]] = {}
+    for table in group_runs(runs):
+        for row in table.rows:
+            place = tuple(row.runs[0].options.get(key) for key in keys)
+            other = rows.setdefault(place, row)
+            if other is not row:
+                raise ConfigError(
+                    f"{', '.join(map(setting_text, keys, place))} has runs that are no seeds of one row: "
+                    f"{other.runs[0].folder} ({other.label}) and {row.runs[0].folder} ({row.label}): choose one of them"
+                )
+    return rows
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -1,0 +1,19 @@
+"""Files in the folders that a user names."""
+
+import os
+from pathlib import Path
+
+
+def files_below(place: Path) -> list[Path]:
+    """Return the files in and below a folder and the folders that links in it lead to, sorted."""
+    home = place.resolve()
+    entered = {home, *home.parents}  # a link to one of them would lead to all that is beside it
+    paths: list[Path] = []
+    for name, folders, files in os.walk(place, followlinks=True):
+        paths += [Path(name, file) for file in files]
+        for link in [Path(name, below) for below in folders if Path(name, below).is_symlink()]:
+            target = link.resolve()
+            if target in entered or home in target.parents:
+                folders.remove(link.name)
+            entered.add(target)
+    return sorted(paths)
