@@ -26,7 +26,7 @@ from client.resident.messages import Question, TrainerReply
 from common.accounting import DELTA
 from common.client_state import client_stores, forget_runs
 from common.contract import CLIENTS, PINS, Contract, is_pin
-from common.data.domain import DATA_VARIABLE, forget_domains
+from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
 from common.errors import ConfigError, nearest
 from common.models.mixed import Mixed
@@ -201,7 +201,7 @@ class Node:
         for other in others:
             del _DEVICES[other]  # a resident trainer outlives runs; it keeps the data of one run
         if others:
-            forget_domains()
+            settings.data.forget()
         if key not in _DEVICES:
             _DEVICES[key] = self._new_device(settings, spec)
         _DEVICES.move_to_end(key)

@@ -93,8 +93,8 @@ class Digits(DataSource):
         return f"Put the sets there (or in digits/): {wanted}."
 
     def find_files(self, domain: str) -> None:
-        """See :meth:`DataSource.find_files`."""
-        self._place(domain)
+        """See :meth:`DataSource.find_files`. The files are read, which are few, and kept in the cache."""
+        self._read(domain)
 
     def _read(self, domain: str) -> Domain:
         place = self._place(domain)

@@ -161,6 +161,11 @@ class DataSource(ABC):
         with _load_lock:
             return _load(self._at(place), domain, own=own and bool(root) and place is not None)
 
+    @staticmethod
+    def forget() -> None:
+        """Let :meth:`load` read every domain again from now on, since files may have changed."""
+        _load.cache_clear()
+
     def read_as(self, domain: str, root: str | None = None) -> dict[str, object]:  # noqa: ARG002
         """Return what decides which files or cells of a domain are images and labels: values by setting.
 
@@ -210,20 +215,19 @@ class DataSource(ABC):
         """This data set by the folder of its files, without augmentation: what domains are read from."""
         return {}
 
-    def check_files(self) -> None:
-        """Check that the files of all domains are where they are expected, without reading them.
+    def check_files(self, domains: Collection[str] = ()) -> None:
+        """Check that the files of ``domains``, by default of all, are there; files of single images are not decoded.
 
         Raises:
             DataError: they are not; the message says what to put where.
         """
         if self.generated:
             return
-        source = dataclasses.replace(self, augmentation=Augmentation(), root=self._root())
-        for domain in self.domains:
-            source.find_files(domain)
+        for domain in domains or self.domains:
+            self._at(self._root()).find_files(domain)
 
     def find_files(self, domain: str) -> None:  # noqa: B027  # a data set without files has nothing to find
-        """Raise a :class:`DataError` if the files of ``domain`` are not under ``self.root``. By default, do nothing."""
+        """Raise a :class:`DataError` if :meth:`load` would not find what ``domain`` needs. By default, do nothing."""
 
     def layout(self) -> str:
         """Return a sentence for error messages that says where to put which files; empty for generated data."""
@@ -260,11 +264,6 @@ def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
             worst = int(split.labels.max())
             raise DataError(f"{source.name}: domain {domain!r} has the label {worst}, of {source.class_count} classes")
     return found
-
-
-def forget_domains() -> None:
-    """Read domains again from now on, since their files may have changed."""
-    _load.cache_clear()
 
 
 def search_roots(source: DataSource, folders: tuple[str, ...]) -> Iterator[Path]:

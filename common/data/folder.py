@@ -2,13 +2,14 @@
 
 import glob
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from common.config import check, checked
 from common.data.domain import DATA_VARIABLE, Domain, ImageSize, search_roots
-from common.data.image_files import without_duplicates
+from common.data.image_files import states_of, without_duplicates
 from common.data.image_folders import Files, read_images
 from common.data.layouts import (
     ANY,
@@ -31,6 +32,9 @@ from common.text import printable, shell_line, warn_once
 
 MAX_SHOWN = 5
 """Names in one message."""
+
+NAME_CLASSES = "name the classes (data.classes=[a,b]) so that every device agrees on the labels"
+"""What helps where not all domains are there."""
 
 Placed = tuple[Path, str, str]
 """An image with the word of its split, or an empty text, and the name of its class."""
@@ -133,19 +137,29 @@ class Folder(OwnImages):
                 f"folder: {root}, which data.root or {DATA_VARIABLE} names, is no folder; name the one that holds the "
                 "folders of the domains. On a server without images, name the classes: data.classes=[a,b]"
             )
+        if len(self.domains) > 1 and self.path and "domain" not in self.path.split("/"):
+            raise DataError(
+                f"folder: data.path={self.path} has no domain, so {root} holds the images of one: {NAME_CLASSES}; in a "
+                "simulation, put domain where its folder is"
+            )
         found: dict[str, Path] = {}
         for domain in self.domains:
             directory = self._place(Path(root), domain)
             if not directory.is_dir():
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
-                    f"{_domains_near(domain, Path(root))}. Put it there, or name the classes (data.classes=[a,b]) so "
-                    "that every device agrees on the labels"
+                    f"{_domains_near(domain, Path(root))}. Put it there, or {NAME_CLASSES}"
                 )
+            own: dict[str, Path] = {}
             for path, _, name in self._placed(directory, domain, Path(root)):
-                found.setdefault(name, path.parent)
-        if not found:
-            raise DataError(f"folder: no class folders in any domain under {root}; {self.layout()}")
+                own.setdefault(name, path.parent)
+            if not own:
+                raise DataError(
+                    f"folder: the classes are the union over all domains, but {directory} has no images of "
+                    f"{domain!r}. Put them there, or {NAME_CLASSES}. {self.layout()}"
+                )
+            for name, place in own.items():
+                found.setdefault(name, place)
         return self.sorted_classes(found)
 
     def layout(self) -> str:
@@ -210,8 +224,14 @@ class Folder(OwnImages):
         return "split/class"
 
     def find_files(self, domain: str) -> None:
-        """See :meth:`DataSource.find_files`."""
-        self.directory(domain)
+        """See :meth:`DataSource.find_files`. The images are listed, and none is decoded."""
+        source = self
+        if not self.classes:  # whatever is missing of other domains
+            source = replace(self, domains=(domain,))
+        directory = self.directory(domain)
+        train, test = source._divide(directory, domain)
+        self.check_parts(domain, directory, train, test)
+        states_of([path for path, _ in (*train, *test)], directory)
 
     # ---- what is in it -----------------------------------------------------------------------------------------------
 
@@ -222,6 +242,14 @@ class Folder(OwnImages):
         return self._read_from(self.own_directory(domain), domain)
 
     def _read_from(self, directory: Path, domain: str) -> Domain:
+        train, test = self._divide(directory, domain)
+        if self.duplicates == "drop":
+            test = without_duplicates(test, train, directory)
+        self.check_parts(domain, directory, train, test)
+        return read_images(domain, train, test, self.image_size, directory, self.reading)
+
+    def _divide(self, directory: Path, domain: str) -> tuple[Files, Files]:
+        """Return the train and the test images of a domain, and log what in its folder is not read."""
         root = Path(self.root or directory)
         every: dict[str, Files] = {}
         for path, split, name in self._placed(directory, domain, root):
@@ -235,11 +263,7 @@ class Folder(OwnImages):
         _warn_of(directory, not_read(directory, apart))
         for files in every.values():
             files.sort(key=lambda item: (item[1], item[0]))
-        train, test = self.divided(str(directory), every)
-        if self.duplicates == "drop":
-            test = without_duplicates(test, train, directory)
-        self.check_parts(domain, directory, train, test)
-        return read_images(domain, train, test, self.image_size, directory, self.reading)
+        return self.divided(str(directory), every)
 
     def _placed(self, directory: Path, domain: str, root: Path) -> Iterator[Placed]:
         """Yield the images of a domain, each with its split and its class."""

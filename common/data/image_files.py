@@ -1,5 +1,6 @@
 """Finding image files in class folders and decoding them: in parallel, once, into one uint8 tensor."""
 
+import errno
 import io
 import logging
 import os
@@ -24,18 +25,21 @@ from common.data.cache import cached
 from common.data.names import SUFFIXES, normal_name
 from common.data.value_ranges import (
     BLOCK_ROWS,
+    DEEP,
+    DEEP_STEP,
     FINITE,
     Remark,
     check_remarks,
     ends_of,
     has_numbers,
     image_values,
+    mode_of,
     on_files,
     remark_on,
 )
 from common.errors import DataError, some_of
 from common.extras import install_command
-from common.regular_files import check_within, file_state, kind_of_file
+from common.regular_files import check_within, file_sha256, file_state, kind_of_file
 from common.text import warn_once
 
 _log = logging.getLogger(__name__)
@@ -83,7 +87,7 @@ MAX_LISTED = 20
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 5  # raise when decoding changes
+_VERSION = 6  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -108,7 +112,7 @@ def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
 
 def is_image(path: Path) -> bool:
     """Return whether a file is an image: by its suffix, or by its first bytes; hidden files are not images."""
-    if path.name.startswith("."):
+    if path.name.startswith(".") or path.is_dir():
         return False
     return path.suffix.lower() in SUFFIXES or is_image_inside(path)
 
@@ -141,7 +145,7 @@ def image_files(directory: Path) -> list[Path]:
     """Return the files with a suffix of images directly in ``directory``, sorted by name; hidden files are left out."""
     found: list[Path] = []
     for path in directory.iterdir():
-        if not path.name.startswith(".") and path.suffix.lower() in SUFFIXES:
+        if not path.name.startswith(".") and path.suffix.lower() in SUFFIXES and not path.is_dir():
             found.append(path)
     return sorted(found)
 
@@ -151,23 +155,26 @@ def without_duplicates(
 ) -> list[tuple[Path, int]]:
     """Return the labelled files of ``test`` without those that have the same bytes as a file of ``train``.
 
-    Only files of equal length are read. Images that are equal only after decoding, or nearly equal, stay.
+    Only files of equal length are read, each once. Images that are equal only after decoding, or nearly equal, stay.
 
     Raises:
         DataError: a file cannot be read, or lies outside ``base``.
     """
     check_within([path for path, _ in (*train, *test)], base)
     by_length: dict[int, list[Path]] = {}
+    digests: dict[int, set[str]] = {}
     kept: list[tuple[Path, int]] = []
     try:
         for path, _ in train:
             by_length.setdefault(path.stat().st_size, []).append(path)
         for path, label in test:
-            same_length = by_length.get(path.stat().st_size, [])
-            if not any(path.read_bytes() == other.read_bytes() for other in same_length):
+            length = path.stat().st_size
+            if length not in digests:
+                digests[length] = {file_sha256(other) for other in by_length.get(length, [])}
+            if not digests[length] or file_sha256(path) not in digests[length]:
                 kept.append((path, label))
     except OSError as error:
-        raise DataError(f"image {error.filename} cannot be read ({error.strerror}); restore it or unlist it") from error
+        raise DataError(f"an image cannot be read ({error}); restore it or unlist it") from error
     return kept
 
 
@@ -206,18 +213,30 @@ def decode_files(files: Sequence[Path], image_size: int, base: Path, reading: Re
     Raises:
         DataError: files cannot be read as images, or a link leads outside ``base``; the message names them.
     """
+    key = [_VERSION, image_size, str(base), repr(reading), *states_of(files, base)]
+    names = [str(path) for path in files]
+    return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
+
+
+def states_of(files: Sequence[Path], base: Path) -> list[str | int]:
+    """Return the names of files relative to ``base``, each with the file's state. Their content is not read.
+
+    Raises:
+        DataError: files cannot be found or may not be read, or a link leads outside ``base``; the message names them.
+    """
     check_within(files, base)
-    key: list[str | int] = [_VERSION, image_size, str(base), repr(reading)]
+    states: list[str | int] = []
     missing: list[BrokenImageError] = []
     for path in files:
         try:
-            key += [str(path.relative_to(base)), *file_state(path)]
+            states += [str(path.relative_to(base)), *file_state(path)]
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): restore it or unlist it"))
+            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): {_back(error)}"))
     if missing:
         raise _listed(missing, len(files))
-    names = [str(path) for path in files]
-    return kept_images(cached("images", key, lambda: decode_each(files, names, image_size, reading)), names)
+    return states
 
 
 def decode_each(
@@ -346,17 +365,27 @@ def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Readin
             _check_size(image)
             _check_work(image, source)
             with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
+                mode = mode_of(image)
                 ImageOps.exif_transpose(image, in_place=True)
                 try:
-                    values = image_values(image)
+                    values = image_values(image, mode)
                 except ValueError as error:
                     raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
-                read = np.asarray(square(_rgb(image, reading.value_range), image_size, reading.resize))
-                return read, remark_on(image, values, read, name, reading.value_range)
+                read = np.asarray(square(_rgb(image, mode, reading.value_range), image_size, reading.resize))
+                return read, remark_on(image, mode, values, read, name, reading.value_range)
     except UnidentifiedImageError as error:
         raise BrokenImageError(name, f"cannot be decoded ({_what_it_is(source)})") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system, which says nothing of the content
+            raise DataError(f"image {name} cannot be read ({error.strerror}): {_back(error)}") from error
         raise BrokenImageError(name, f"cannot be decoded ({error})") from error
+
+
+def _back(error: OSError) -> str:
+    """Return what helps if the system does not give a file."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "give this user the right to read it"
+    return "restore it or unlist it"
 
 
 def _what_it_is(source: Path | BinaryIO) -> str:
@@ -444,18 +473,19 @@ def _scans(stream: BinaryIO) -> int:
     return count
 
 
-def _rgb(image: Image.Image, value_range: tuple[float, ...] = ()) -> Image.Image:
+def _rgb(image: Image.Image, mode: str, value_range: tuple[float, ...]) -> Image.Image:
     """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255."""
-    low, high = ends_of(image.mode, value_range)
+    low, high = ends_of(mode, value_range)
 
     def scale(block: np.ndarray) -> np.ndarray:
         return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
 
-    if has_numbers(image.mode):
+    if has_numbers(mode) and mode != DEEP:
         return _in_blocks(image, scale)
-    if (low, high) == ends_of(image.mode, ()):
+    if (low, high) == ends_of(mode, ()):
         return image.convert("RGB")
-    table = scale(np.arange(256)).astype(np.uint8).tolist()
+    step = DEEP_STEP if mode == DEEP else 1
+    table = scale(step * np.arange(256)).astype(np.uint8).tolist()
     return image.convert("RGB").point(3 * table)
 
 

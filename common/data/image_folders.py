@@ -11,7 +11,7 @@ from torch import Tensor
 from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, Duplicates, search_roots
-from common.data.image_files import Reading, decode_files, image_files, subdirectory, without_duplicates
+from common.data.image_files import Reading, decode_files, image_files, states_of, subdirectory, without_duplicates
 from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
@@ -196,7 +196,10 @@ class ImageFolders(DataSource):
 
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`. The images are listed, and none is decoded."""
-        self._divide(self.directory(domain), domain)
+        directory = self.directory(domain)
+        train, test = self._divide(directory, domain)
+        self._check_parts(domain, directory, train, test)
+        states_of([path for path, _ in (*train, *test)], directory)
 
     def _read(self, domain: str) -> Domain:
         return self._read_from(self.directory(domain), domain)
@@ -208,13 +211,17 @@ class ImageFolders(DataSource):
         train, test = self._divide(directory, domain)
         if self.duplicates == "drop":
             test = without_duplicates(test, train, directory)
+        self._check_parts(domain, directory, train, test)
+        return read_images(domain, train, test, self.image_size, directory)
+
+    def _check_parts(self, domain: str, directory: Path, train: Files, test: Files) -> None:
+        """Check that a domain has images of both splits."""
         for part, files in (("train", train), ("test", test)):
             if not files:
                 rule = f"split={self.split}"
                 if self.split == "lists":
                     rule = "its list files"
                 raise DataError(f"{self.name}: domain {domain!r} in {directory} has no {part} images by {rule}")
-        return read_images(domain, train, test, self.image_size, directory)
 
     def _divide(self, directory: Path, domain: str) -> tuple[Files, Files]:
         self._check_classes(directory)

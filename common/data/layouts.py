@@ -47,11 +47,16 @@ def is_system(folder: Path) -> bool:
     return name.startswith(".") or name in SYSTEM or (folder / "CACHEDIR.TAG").exists()
 
 
+def leads_back(folder: Path) -> bool:
+    """Return whether a folder is a link to one that it lies in, whose images would be found again below it."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
 def directories(parent: Path) -> list[Path]:
-    """Return the folders in ``parent`` that may be domains or classes, sorted: all but those of systems."""
+    """Return the folders in ``parent`` that may be domains or classes, sorted: no system's, and no link back."""
     with os.scandir(parent) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir())
-    return [parent / name for name in names if not is_system(parent / name)]
+    return [parent / name for name in names if not is_system(parent / name) and not leads_back(parent / name)]
 
 
 def images_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
@@ -137,6 +142,8 @@ def not_read(folder: Path, apart: Collection[Path] = (), *, deep: bool = True) -
                 files = (Path(above, name) for above, _, names in os.walk(path) for name in names)
                 if count := sum(map(_is_any_image, islice(files, MAX_SAMPLED))):
                     found.append(f"{path.relative_to(folder)}/ ({count} images in a system's folder)")
+            elif leads_back(path):
+                found.append(f"{path.relative_to(folder)}/ (a link to a folder that it lies in)")
             elif path in apart or not any(True for _ in images_below(path)):
                 if hint := unreadable(path) if path not in apart else "":
                     raise DataError(f"folder: {path} has no images that are read{hint}; or take it out of {place}")

@@ -1,8 +1,12 @@
 """What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from common.config import Count, Fraction, Names, check, checked
 from common.data.domain import DataSource, Duplicates
@@ -134,7 +138,7 @@ class OwnImages(DataSource):
                 warn_once(
                     f"{self.name}: {place}: all images are of {word}, so a share of each class is held out to score"
                 )
-            return leading(sorted(files), self.train_fraction)
+            return leading(files, self.train_fraction)
         if "" in by_split:
             raise DataError(
                 f"{self.name}: {place}: {len(by_split[''])} rows have no split; give every row one, or none"
@@ -166,9 +170,33 @@ class OwnImages(DataSource):
         raise DataError(f"{self.name}: domain {domain!r} in {place} has no {missing}. {self.layout()}")
 
 
+def whole_groups(groups: Sequence[str], labels: Tensor, count: int, draws: torch.Generator) -> Tensor:
+    """Return which samples to take so that those of a group stay together: bool [N].
+
+    Groups are tried in random order. One is taken if no more than ``count`` samples are, and each class keeps one.
+
+    Args:
+        groups: the group of each of N samples.
+        labels: int64 [N].
+        count: the most samples to take.
+        draws: a CPU generator.
+    """
+    names = {name: number for number, name in enumerate(sorted(set(groups)))}
+    numbers = torch.tensor([names[name] for name in groups])
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    for number in torch.randperm(len(names), generator=draws):
+        tried = chosen | (numbers == number)
+        if int(tried.sum()) <= count and len(labels[~tried].unique()) == len(labels.unique()):
+            chosen = tried
+    return chosen
+
+
 def leading(files: Files, fraction: float) -> tuple[Files, Files]:
-    """Return train and test by FedPall's rule with floor, but a class with one image is a training class."""
-    train, test = per_class_fraction(files, fraction, "floor")
+    """Return train and test by FedPall's rule with floor, but a class with one image is a training class.
+
+    An image that is listed several times is as often in one of the two.
+    """
+    train, test = per_class_fraction(sorted(set(files)), fraction, "floor")
     trained = {label for _, label in train}
     rest: Files = []
     for item in test:
@@ -177,4 +205,8 @@ def leading(files: Files, fraction: float) -> tuple[Files, Files]:
         else:  # the first image of a class without training images
             train.append(item)
             trained.add(item[1])
-    return sorted(train, key=lambda item: (item[1], item[0])), rest
+    listed = Counter(files)
+    found: list[Files] = []
+    for part in (sorted(train, key=lambda item: (item[1], item[0])), rest):
+        found.append([item for item in part for _ in range(listed[item])])
+    return found[0], found[1]

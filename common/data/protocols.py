@@ -15,6 +15,7 @@ from torch import Tensor
 from common.config import Count, Names, Natural, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
+from common.data.own_images import whole_groups
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import generator, numpy_generator
 
@@ -89,35 +90,41 @@ class Protocol(ABC):
         """Return the indices of :meth:`split` to train on and those to validate with: int64, distinct, ascending.
 
         The samples are ordered by class, at random within each, and validation samples are taken at equal distances.
-        So each class gives its share, rounded up or down, and never its last sample.
+        So each class gives its share, rounded up or down, and never its last sample. If the samples have groups, such
+        as patients, whole groups are taken at random, as far as they fit into the share and leave every class a sample.
 
         Raises:
             DataError: the client has too few samples to train on, or to validate with.
         """
         held = self.split(domain, client, seed)
-        if not self.validation:
-            trained, validated = held, held[:0]
-        else:
-            draws = generator(self._seed(seed), "validation", client.id)
-            mixed = held[torch.randperm(len(held), generator=draws)]
-            labels = domain.train.labels[mixed]
-            several = labels.bincount()[labels] > 1
-            mixed = mixed[several][labels[several].argsort(stable=True)]
-            count = min(int(self.validation * len(mixed) + 0.5), len(mixed) // 2)
-            if not count:
-                raise DataError(
-                    f"client {client.id} has {len(held)} training samples, and protocol.validation={self.validation:g} "
-                    "of them is none: take a larger share, or give the client more samples"
-                )
-            places = (torch.arange(count) + torch.rand(1, generator=draws, dtype=torch.float64)) * (len(mixed) / count)
-            validated = mixed[places.long().clamp(max=len(mixed) - 1)].sort().values
-            trained = held[~torch.isin(held, validated)]
+        validated = self._validated(domain, held, generator(self._seed(seed), "validation", client.id))
+        if self.validation and not len(validated):
+            raise DataError(
+                f"client {client.id} has {len(held)} training samples, and protocol.validation={self.validation:g} of "
+                "them is none: take a larger share, or give the client more samples"
+            )
+        trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:
             raise DataError(
                 f"client {client.id} would train on {len(trained)} samples; it needs two or more: "
                 "give the domain more images or the protocol a larger share"
             )
         return trained, validated
+
+    def _validated(self, domain: Domain, held: Tensor, draws: torch.Generator) -> Tensor:
+        """Return the validation samples among those that a client holds."""
+        if domain.train_groups:
+            groups = [domain.train_groups[index] for index in held.tolist()]
+            count = int(self.validation * len(held) + 0.5)
+            return held[whole_groups(groups, domain.train.labels[held], count, draws)]
+        mixed = held[torch.randperm(len(held), generator=draws)]
+        labels = domain.train.labels[mixed]
+        several = labels.bincount()[labels] > 1
+        mixed = mixed[several][labels[several].argsort(stable=True)]
+        count = min(int(self.validation * len(mixed) + 0.5), len(mixed) // 2)
+        step = len(mixed) / max(count, 1)
+        places = (torch.arange(count) + torch.rand(1, generator=draws, dtype=torch.float64)) * step
+        return mixed[places.long().clamp(max=len(mixed) - 1)].sort().values
 
     def test_domains(self, data: DataSource) -> tuple[str, ...]:
         """Return the domains with a test split that is scored."""
@@ -281,7 +288,8 @@ class Dirichlet(Protocol):
         domain: the source; ``None`` is the data's first domain.
         client_count: number of clients, >= 1.
         alpha: concentration, 0.001..1e6; small is uneven.
-        samples: number of random samples of the source that are split; ``None`` is all. FedGCA's digits: 10,000.
+        samples: number of random samples of the source that are split, or all if it has fewer; ``None`` is all.
+            FedGCA's digits: 10,000.
         least: fewest samples of a client, >= 1; the shares are drawn again until every client has them.
         score: ``others`` scores every domain but the source, ``all`` the source as well.
         unseen: the images of an unseen domain that are scored: its ``test`` split, or the ``whole`` domain.
@@ -340,20 +348,18 @@ class Dirichlet(Protocol):
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
         self._check(domain, client, self.client_count)
-        classes, cuts = _once(domain, f"{self!r} {self._seed(seed)}", lambda: self._drawn(domain, seed))
-        chosen: list[Tensor] = []
-        for members, cut in zip(classes, cuts, strict=True):
-            chosen.append(members[cut[client.index] : cut[client.index + 1]])
-        return torch.cat(chosen).sort().values
+        parts = _once(domain, f"{self!r} {self._seed(seed)}", lambda: self._parts(domain, seed))
+        return parts[client.index].sort().values
 
-    def _drawn(self, domain: Domain, seed: int) -> tuple[list[Tensor], list[np.ndarray]]:
-        """Return each class's samples in random order, and where each client's part begins and ends in it."""
+    def _parts(self, domain: Domain, seed: int) -> list[Tensor]:
+        """Return the samples of each client."""
         order = self._order(domain, seed)[: self.samples]
         _check_enough(domain, len(order), self.client_count, self.least)
         labels = domain.train.labels[order]
         classes = [order[labels == label] for label in labels.unique()]
         draws = numpy_generator(self._seed(seed), "dirichlet", domain.name)
-        return classes, _drawn_cuts(domain, classes, draws, self.alpha, self.client_count, self.least)
+        cuts = _drawn_cuts(domain, classes, draws, self.alpha, self.client_count, self.least)
+        return _divided(classes, cuts, self.client_count)
 
 
 @checked
@@ -439,7 +445,10 @@ def _check_known(setting: str, names: Iterable[str], data: DataSource) -> None:
 
 def _check_enough(domain: Domain, available: int, clients: int, least: int) -> None:
     if available < clients * least:
-        raise DataError(f"{domain.name}: {available} train images cannot give {clients} clients {least} each")
+        raise DataError(
+            f"{domain.name}: {available} of its train images are divided, and cannot give {clients} clients {least} "
+            "each; lower protocol.client_count or protocol.least, or raise protocol.samples if it is set"
+        )
 
 
 def _divided(groups: Sequence[Tensor], cuts: Sequence[np.ndarray], clients: int) -> list[Tensor]:

@@ -3,8 +3,9 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 from common.config import check, checked
 from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
-from common.data.image_files import decode_each, kept_images, without_duplicates
+from common.data.image_files import decode_each, kept_images, states_of, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
 from common.data.names import NO, YES, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
@@ -80,7 +81,7 @@ class Table(OwnImages):
             table = self._open(self._whole(), shared=True)
             if not table.columns.domain:
                 return (Path(self.path or self.root or "").stem,)
-            return tuple(sorted({row.domain for row in table.rows}))
+            return tuple(sorted(_domains_of(table)))
         root = Path(self.root or "")
         found: list[str] = []
         if self.root and root.is_dir():
@@ -155,9 +156,15 @@ class Table(OwnImages):
         return bool(self.group)
 
     def find_files(self, domain: str) -> None:
-        """See :meth:`DataSource.find_files`."""
-        if not isinstance(self._whole(), str):
-            self._table_of(domain)
+        """See :meth:`DataSource.find_files`. Paths of images are looked up, and no image is decoded."""
+        source = self
+        if not self.classes:  # whatever is missing of other domains
+            source = replace(self, classes=self._classes_of([domain]))
+        images = source._images_of(domain, own=False)
+        self.check_parts(domain, images.table.name, images.train, images.test)
+        if not images.table.encoded:
+            images.places.check()
+            states_of(images.places.found, Path(self.root or ""))
 
     def _root(self, root: str | None = None) -> str | None:
         """Return the root that was given. Tables are no part of the folder of the public data sets."""
@@ -175,13 +182,15 @@ class Table(OwnImages):
         Raises:
             DataError: ``classes`` is empty, and a domain has no table.
         """
-        if self.classes:
-            return self.classes
+        return self.classes or self._classes_of(self.domains)
+
+    def _classes_of(self, domains: Sequence[str]) -> tuple[str, ...]:
+        """Return the sorted union of the labels of ``domains``."""
         found: dict[str, str] = {}
-        for domain in self.domains:
+        for domain in domains:
             table = self._table_of(domain)
-            names = table.names or [row.label for row in self._rows_of(table, domain, own=True)]
-            for name in names:
+            rows = self._rows_of(table, domain, own=False)  # a table of one device alone does not tell of all classes
+            for name in table.names or [row.label for row in rows]:
                 found.setdefault(name, table.name)
         return self.sorted_classes(found)
 
@@ -193,10 +202,12 @@ class Table(OwnImages):
                 raise DataError(
                     f"table: {table.name} has no column of domains, so all of {', '.join(self.domains)} would be the "
                     "same images: choose one by data.domain=, or give each domain a table of its own, "
-                    f"data.root={self.root}/<domain>/{self.path}"
+                    f"{self.root}/<domain>/{self.path} ({_at(Path(table.name), Path(self.root or ''))}). On devices, "
+                    "each with its own images there, name the classes, so that all agree on the labels: "
+                    "data.classes=[a,b]"
                 )
             return list(table.rows)
-        names = list(dict.fromkeys(row.domain for row in table.rows))
+        names = _domains_of(table)
         if pair := coinciding(names):
             raise DataError(
                 f"table: {table.name}: the domains {pair[0]!r} and {pair[1]!r} are two spellings of one name"
@@ -216,39 +227,49 @@ class Table(OwnImages):
         return self._read_from(domain, own=True)
 
     def _read_from(self, domain: str, *, own: bool) -> Domain:
+        images = self._images_of(domain, own=own)
+        found = self._read_parts(domain, images)
+        if not images.table.columns.group:
+            return found
+        groups = images.groups
+        train_groups = tuple(groups[path] for path in found.train_files)
+        return replace(found, train_groups=train_groups, test_groups=tuple(groups[path] for path in found.test_files))
+
+    def _images_of(self, domain: str, *, own: bool) -> "ListedImages":
+        """Return the images of a domain, which its table lists."""
         table = self._table_of(domain)
         if own and not table.columns.domain and self._is_shared():
             self.check_own(Path(self.root or ""), domain)
         places = Places(table, Path(self.root or ""))
         every: dict[str, Files] = {}
         groups: dict[Path, str] = {}
+        listed: Counter[Path] = Counter()
         for row in self._rows_of(table, domain, own=own):
             if not row.label:
                 raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
             item = places.of(row), self.label_of(row.label, table.name)
             every.setdefault(_part(table, row), []).append(item)
+            listed[item[0]] += 1
             if groups.setdefault(item[0], row.group) != row.group:
                 raise DataError(
                     f"table: {table.name}, {row.where}: {item[0]} is of the group {groups[item[0]]!r} and of "
                     f"{row.group!r} in {table.columns.group!r}; give all of its rows one"
                 )
+        _check_listed(domain, table, every, listed)
         train, test = self.divided(table.name, every)
         if table.columns.group:
             if len(every) == 1:
                 train, test = leading_groups(sorted([*train, *test]), groups, self.train_fraction)
             _check_groups(table, groups, train, test)
-        found = self._read_parts(domain, table, places, train, test)
-        if not table.columns.group:
-            return found
-        train_groups = tuple(groups[path] for path in found.train_files)
-        return replace(found, train_groups=train_groups, test_groups=tuple(groups[path] for path in found.test_files))
+        return ListedImages(table, places, train, test, groups)
 
-    def _read_parts(self, domain: str, table: OpenTable, places: "Places", train: Files, test: Files) -> Domain:
+    def _read_parts(self, domain: str, images: "ListedImages") -> Domain:
         """Return the domain of the images of its train and its test split."""
+        table, train, test = images.table, images.train, images.test
         if table.encoded:
             return self._decoded(domain, table, train, test)
         base = Path(self.root or "")
-        places.check()
+        images.places.check()
         if self.duplicates == "drop":
             test = without_duplicates(test, train, base)
         self.check_parts(domain, table.name, train, test)
@@ -279,6 +300,73 @@ class Table(OwnImages):
             return decode_each(encoded_images(table, numbers), names, self.image_size, self.reading)
 
         return decoded_domain(domain, train, test, *kept_images(cached("table-images", key, build), names))
+
+
+def _domains_of(table: OpenTable) -> list[str]:
+    """Return the names in a table's column of domains, each once.
+
+    Raises:
+        DataError: a row has none, so that no domain would have its image.
+    """
+    names: dict[str, None] = {}
+    for row in table.rows:
+        if not row.domain:
+            raise DataError(
+                f"table: {table.name}, {row.where}: no domain in {table.columns.domain!r}; give it one, or take the "
+                "row out"
+            )
+        names[row.domain] = None
+    return list(names)
+
+
+def _check_listed(domain: str, table: OpenTable, every: Mapping[str, Files], listed: Mapping[Path, int]) -> None:
+    """Say which images are listed several times, and check that the cell of the scored rows divides a domain.
+
+    Args:
+        domain: the domain.
+        table: its table.
+        every: its images by split.
+        listed: how many of its rows list each image.
+
+    Raises:
+        DataError: ``data.split=COLUMN:CELL`` scores none or all of its rows.
+    """
+    repeated = [path for path, count in listed.items() if count > 1]
+    if repeated:
+        warn_once(
+            f"table: {table.name}: {len(repeated):,} images of {domain} are listed in several rows, such as "
+            f"{repeated[0]}; each row is a sample"
+        )
+    columns = table.columns
+    if columns.scored and len(every) < 2:
+        scored = "none"
+        if "test" in every:
+            scored = "all"
+        cells = some_of(sorted({row.split for row in table.rows}), 5)
+        raise DataError(
+            f"table: {table.name}: {scored} of the rows of {domain} have {columns.scored!r} in {columns.split!r}, and "
+            f"those that have it are scored; the table's cells are {cells}: choose one that some rows of each domain "
+            f"have, by data.split={columns.split}:CELL, or data.split=none"
+        )
+
+
+@dataclass(frozen=True)
+class ListedImages:
+    """The images of a domain by a table.
+
+    Args:
+        table: the table.
+        places: the paths of all images.
+        train: the images of the train split, with their labels.
+        test: likewise.
+        groups: the group of each image; empty texts without a column of groups.
+    """
+
+    table: OpenTable
+    places: "Places"
+    train: Files
+    test: Files
+    groups: Mapping[Path, str]
 
 
 def placed(data: dict[str, Any]) -> dict[str, Any]:

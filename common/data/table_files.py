@@ -634,8 +634,8 @@ def _recoded(path: Path, encoding: str) -> str:
     return f"write it in UTF-8: {command} && {shell_line(['mv', target, path])}"
 
 
-def _cells(lines: Iterable[str], separator: str) -> Any:
-    return csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ")
+def _cells(lines: Iterable[str], separator: str, *, strict: bool = False) -> Any:
+    return csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ", strict=strict)
 
 
 def _fit(lines: Sequence[str], separator: str, path: Path) -> tuple[bool, float]:
@@ -663,7 +663,7 @@ def _lines(path: Path, form: Form) -> Iterator[list[str]]:
         for _ in range(form.above):
             stream.readline()
         number = 0
-        for row in _cells(stream, form.separator):
+        for row in _with_paired_quotes(_cells(stream, form.separator, strict=True), path, form.above):
             if not row:
                 continue
             number += 1
@@ -679,6 +679,22 @@ def _lines(path: Path, form: Form) -> Iterator[list[str]]:
             raise DataError(
                 f"table: {path}, row {number} has {len(row)} cells, and there are {count} columns; {advice}"
             )
+
+
+def _with_paired_quotes(reader: Any, path: Path, above: int) -> Iterator[list[str]]:
+    """Yield the rows of a reader. A quote that is never closed would take all further rows into its cell."""
+    row: list[str] | None = []
+    while row is not None:
+        begins = above + reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise DataError(
+                f"table: {path}: in the row that begins in line {begins}, the quotes around a cell do not pair "
+                f"({error}); write the cell in quotes, and each quote in it twice"
+            ) from error
+        if row is not None:
+            yield row
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -1016,7 +1032,7 @@ def _arrow_batches(path: Path, rows: int) -> Iterator[pyarrow.RecordBatch]:
 
 
 def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> list[str]:
-    """Return the cells of a column as texts; an empty cell is an empty text."""
+    """Return the cells of a column as texts; an empty cell is an empty text, and so is a number that is none (NaN)."""
     pyarrow = _pyarrow()
     if pyarrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -1029,7 +1045,8 @@ def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> lis
         raise DataError(f"table: a cell of {name!r} has more than {MAX_CELL} characters; shorten it")
     texts: list[str] = []
     for value in column.to_pylist():
-        cell = _checked("" if value is None else str(value), name)
+        missing = value is None or (isinstance(value, float) and math.isnan(value))
+        cell = _checked("" if missing else str(value), name)
         if names and cell:
             cell = _class_name(value, names, name)
         texts.append(cell)

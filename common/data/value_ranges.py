@@ -24,6 +24,12 @@ ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 BYTE_MODES = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "HSV", "LAB"})
 """Modes of Pillow with 8 bits and no transparency, whose values are read as they are."""
 
+DEEP = "RGB;16"
+"""The mode, here, of an image with colours of 16 bits, of which Pillow gives the upper 8 bits as RGB or RGBA."""
+
+DEEP_STEP = 257
+"""What a step of the upper 8 bits of 16 stands for: 65535 / 255."""
+
 TAIL = 0.001
 """Share of an image's values at each end that says nothing of its range: hot and dead pixels."""
 
@@ -83,6 +89,7 @@ class Remark:
         cause: ``transparency``, ``pages`` or ``values``: what would explain a loss.
         page: the first page that is not of one colour, if the cause is the page that was read.
         lost: whether the file's content is lost.
+        transparent: whether some of its pixels are transparent.
     """
 
     name: str
@@ -93,6 +100,7 @@ class Remark:
     cause: str
     page: int
     lost: bool
+    transparent: bool = False
 
     @property
     def varied(self) -> bool:
@@ -100,27 +108,38 @@ class Remark:
         return self.values.varied or self.cause == "pages"
 
 
+def mode_of(image: Image.Image) -> str:
+    """Return Pillow's mode of an image that is not decoded yet, or :data:`DEEP`."""
+    if not image.mode.startswith(("I", "F")) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
+        return DEEP
+    return image.mode
+
+
 def has_numbers(mode: str) -> bool:
-    """Return whether images of a mode of Pillow hold numbers of more than 8 bits."""
-    return mode.startswith(("I", "F"))
+    """Return whether images of a mode hold numbers of more than 8 bits."""
+    return mode == DEEP or mode.startswith(("I", "F"))
 
 
 def ends_of(mode: str, value_range: Sequence[float]) -> tuple[float, float]:
     """Return the values that become black and white: ``data.range``, or the ends of the file's type."""
     if value_range:
         return value_range[0], value_range[1]
-    if mode.startswith("I"):
+    if mode == DEEP or mode.startswith("I"):
         return 0.0, 65535.0
     return 0.0, 255.0
 
 
-def image_values(image: Image.Image) -> Values:
-    """Return the values of an image, transparency included.
+def image_values(image: Image.Image, mode: str) -> Values:
+    """Return the values of an image: of 8 bits with transparency, of more without.
+
+    Args:
+        image: the image.
+        mode: its :func:`mode_of`.
 
     Raises:
         ValueError: some are no finite numbers; the message counts them.
     """
-    if not has_numbers(image.mode):
+    if not has_numbers(mode):
         extrema = np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
         low, high = float(extrema.min()), float(extrema.max())
         return Values(low, high, low, high, bool((extrema[:, 0] < extrema[:, 1]).any()))
@@ -131,7 +150,10 @@ def image_values(image: Image.Image) -> Values:
     parts: list[np.ndarray] = []
     for top in range(0, image.height, BLOCK_ROWS):
         bottom = min(top + BLOCK_ROWS, image.height)
-        block = np.asarray(image.crop((0, top, image.width, bottom))).ravel()
+        block = np.asarray(image.crop((0, top, image.width, bottom)))
+        if mode == DEEP:
+            block = np.uint32(DEEP_STEP) * block[..., :3]
+        block = block.ravel()
         infinite += int((~np.isfinite(block)).sum())
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         parts.append(block[::step])
@@ -167,11 +189,14 @@ def _is_far(value: float, rest: np.ndarray) -> bool:
     return first < last and max(first - float(value), float(value) - last) > last - first
 
 
-def remark_on(image: Image.Image, values: Values, read: np.ndarray, name: str, value_range: Sequence[float]) -> Remark:
+def remark_on(
+    image: Image.Image, mode: str, values: Values, read: np.ndarray, name: str, value_range: Sequence[float]
+) -> Remark:
     """Return what reading made of an image.
 
     Args:
         image: the image as it was opened.
+        mode: its :func:`mode_of`.
         values: of its file.
         read: the image after reading, uint8 [H, W, 3].
         name: what messages call it.
@@ -179,21 +204,23 @@ def remark_on(image: Image.Image, values: Values, read: np.ndarray, name: str, v
     """
     black, white = int(read.min()), int(read.max())
     span = int((read.max((0, 1)).astype(int) - read.min((0, 1))).max())
-    cause, page = "values", 0
+    cause, page, transparent = "values", 0, False
     if isinstance(image, TiffImageFile) and getattr(image, "is_animated", False):
         cause = "pages"
     elif image.mode in ALPHA_MODES or "transparency" in image.info:
         cause = "transparency"
+        if not has_numbers(image.mode):
+            transparent = int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
     lost = (values.varied or cause == "pages") and span < SMALLEST_SPAN
-    if image.mode in BYTE_MODES and cause == "values":
+    if mode in BYTE_MODES and cause == "values":
         lost = False  # nothing is lost by reading; check_remarks() judges the domain's range
-    if has_numbers(image.mode) and values.varied and cause == "values":
-        low, high = ends_of(image.mode, value_range)
+    if has_numbers(mode) and values.varied and cause == "values":
+        low, high = ends_of(mode, value_range)
         lost = 255 * (values.last - values.first) / (high - low) < SMALLEST_SPAN
         lost = lost or values.first < low or values.last > high
     if lost and cause == "pages":
         page = _page_with_content(image)
-    return Remark(name, image.mode, values, black, white, cause, page, lost)
+    return Remark(name, mode, values, black, white, cause, page, lost, transparent)
 
 
 def _page_with_content(image: Image.Image) -> int:
@@ -237,10 +264,7 @@ def check_remarks(remarks: Sequence[Remark], value_range: Sequence[float]) -> st
             smallest = HALF_SPAN
     weak = span < smallest
     if not lost and not weak:
-        blank = [remark for remark in varied if remark.values.nothing is not None]
-        if not blank:
-            return ""
-        return f"{len(blank):,} of {len(remarks):,} images have pixels without a measurement: {_described(blank[0])}"
+        return _partly_lost(remarks, value_range)
     shown = lost or varied
     message = f"{len(shown):,} of {len(remarks):,} images {_loss(span, bool(lost))}: {_described(shown[0])}; "
     message += _remedy(shown, value_range, span)
@@ -250,6 +274,27 @@ def check_remarks(remarks: Sequence[Remark], value_range: Sequence[float]) -> st
     if refused:
         raise DataError(message)
     return message
+
+
+def _partly_lost(remarks: Sequence[Remark], value_range: Sequence[float]) -> str:
+    """Return a warning about what pixels show that is not all of what is stored; empty if there is nothing to say."""
+    count = f"of {len(remarks):,} images have"
+    found: list[str] = []
+    if blank := [remark for remark in remarks if remark.varied and remark.values.nothing is not None]:
+        found.append(f"{len(blank):,} {count} pixels without a measurement: {_described(blank[0])}")
+    deep = [remark for remark in remarks if remark.mode == DEEP]
+    if deep and value_range:
+        levels = math.ceil((value_range[1] - value_range[0]) / DEEP_STEP)
+        found.append(
+            f"{len(deep):,} {count} colours of 16 bits, such as {deep[0].name}: the upper 8 are read, which are "
+            f"{min(levels, 256)} levels in data.range"
+        )
+    if clear := [remark for remark in remarks if remark.transparent]:
+        found.append(
+            f"{len(clear):,} {count} transparent pixels, such as {clear[0].name}: they are read in the colours that "
+            f"they hide; to lay the images on white: {on_files(ON_WHITE, [remark.name for remark in clear])}"
+        )
+    return "; ".join(found)
 
 
 def _loss(span: int, lost: bool) -> str:

@@ -1,6 +1,5 @@
 """``goldfinch doctor``: what works on this machine, and how to fix what does not."""
 
-import dataclasses
 import importlib.util
 import os
 import platform
@@ -11,7 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -123,23 +122,33 @@ def examine_data(overrides: Sequence[str]) -> int:
         if item.partition("=")[0].partition(".")[0] != "data":
             raise ConfigError(f"{item}: goldfinch doctor checks data alone, as in goldfinch doctor data=pacs")
     source = load_settings(overrides).data
-    root = source.root or os.environ.get("GOLDFINCH_DATA")
-    if not root and not source.generated:
-        remedy = f"export GOLDFINCH_DATA=DIR, or data.root=DIR; {source.layout()}".rstrip("; ")
-        return _report([Finding(source.name, "no folder given", remedy, FAIL)], "")
     findings = [_domain(source, domain) for domain in source.domains]
+    if all(finding.state == OK for finding in findings):
+        findings += _classes(source)
+    remedies = {finding.remedy for finding in findings}
+    if len(remedies) == 1 and findings[0].state == FAIL:
+        findings = [replace(findings[0], name=", ".join(source.domains))]
     return _report(
         findings, f"every domain of data={source.name} is there; a run reads the images and names broken ones"
     )
 
 
 def _domain(source: DataSource, name: str) -> Finding:
-    """Look for the files of a domain, which are not read; say what is missing."""
+    """Look for the files of a domain; say what is missing."""
     try:
-        dataclasses.replace(source, domains=(name,)).check_files()
+        source.check_files([name])
     except (GoldfinchError, ValueError) as error:
-        return Finding(name, "is missing", " ".join(str(error).split()), FAIL)
+        return Finding(name, "cannot be read", " ".join(str(error).split()), FAIL)
     return Finding(name, "its files are there")
+
+
+def _classes(source: DataSource) -> list[Finding]:
+    """Check that the classes of all domains can be told."""
+    try:
+        _ = source.class_names
+    except GoldfinchError as error:
+        return [Finding("classes", "cannot be told", " ".join(str(error).split()), FAIL)]
+    return []
 
 
 def _report(findings: Sequence[Finding], all_well: str) -> int:

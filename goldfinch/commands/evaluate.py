@@ -85,6 +85,7 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
             )
     warn_of_reading(source, description)
     classes = torch.tensor([description.classes.index(name) for name in source.class_names])
+    source.forget()  # files may have changed since they were read by this process
     return classes, {name: source.load(name) for name in source.domains}
 
 

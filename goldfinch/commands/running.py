@@ -79,6 +79,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
         if same_classes(settings.model.pretrained, settings.data.class_names):
             head = "with its classifier"
         print(f"starts from {settings.model.pretrained}, {head}")
+    settings.data.forget()  # files may have changed since an earlier run of this process
     if inline and not quiet:
         print(one_device(settings.train.device), end="")
     check_not_in_a_run(settings.output_folder)

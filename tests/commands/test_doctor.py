@@ -9,6 +9,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import datasets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,9 @@ def test_what_is_missing_of_a_data_set_is_named(
 ) -> None:
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
     assert main(["doctor", "data=pacs"]) == 1
-    assert "export GOLDFINCH_DATA=DIR, or data.root=DIR; Put PACS there as" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert re.search(r"FAIL +art_painting, cartoon, photo, sketch +cannot be read\n +-> .*set data.root=DIR", printed)
+    assert printed.count("Put PACS there as") == 1
     assert main(["doctor", "data=glyphs"]) == 0
     for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
         for domain in ("photo", "sketch"):
@@ -48,10 +51,108 @@ def test_what_is_missing_of_a_data_set_is_named(
     assert main(["doctor", "data=pacs", "data.split=index_rule", f"data.root='{tmp_path}'"]) == 1
     printed = capsys.readouterr().out
     assert re.search(r"ok +photo +its files are there", printed)
-    assert re.search(r"FAIL +cartoon +is missing\n +-> pacs: domain 'cartoon'", printed)
-    assert re.search(r"FAIL +sketch +is missing\n.*horse", printed)
+    assert re.search(r"FAIL +cartoon +cannot be read\n +-> pacs: domain 'cartoon'", printed)
+    assert re.search(r"FAIL +sketch +cannot be read\n.*horse", printed)
     assert main(["doctor", "data=glyphs", "method=fpl"]) == 1
     assert "method=fpl: goldfinch doctor checks data alone" in capsys.readouterr().err
+
+
+def write_table(root: Path, images: int = 10, domain: bool = True) -> None:
+    root.mkdir(parents=True)
+    lines = ["path,label,domain"[: None if domain else 10]]
+    for number in range(10):
+        lines.append(f"{number}.png,{CLASSES[number % 2]}" + f",{DOMAINS[number // 5]}" * domain)
+        if number < images:
+            Image.new("RGB", (8, 8), (20 * number, 9, 9)).save(root / f"{number}.png")
+    (root / "list.csv").write_text("\n".join(lines) + "\n")
+
+
+def spoil(case: str, root: Path) -> list[str]:
+    """Make data of which a domain lacks something; return the settings that read them."""
+    folder = ["data=folder", f"data.root='{root}'", "data.domains=[Kiel,'ward nine']"]
+    table = [*folder, "data=table", "data.path=list.csv"]
+    if case == "no image in a domain":
+        write_images(root)
+        shutil.rmtree(root / "ward nine")
+        (root / "ward nine").mkdir()
+        folder.append("data.classes=[zebrafish,quokka]")
+    elif case == "an unknown class":
+        write_images(root)
+        folder.append("data.classes=[zebrafish]")
+    elif case == "another layout":
+        write_images(root)
+        folder += ["data.path=split/class", "data.classes=[zebrafish,quokka]"]
+    elif case == "no domain in the path":
+        write_images(root.parent)
+        (root.parent / "Kiel").rename(root)
+        folder.append("data.path=class")
+    elif case == "a link to nothing":
+        write_images(root)
+        (root / "Kiel" / "quokka" / "9.png").symlink_to("10.png")
+    elif case == "a listed image is missing":
+        write_table(root, images=9)
+        return table
+    elif case == "a domain without rows":
+        write_table(root)
+        return [*table, "data.domains=[Kiel,Bonn]"]
+    elif case == "one table for two domains":
+        write_table(root, domain=False)
+        return table
+    elif case == "an empty folder of digits":
+        (root / "digits" / "SVHN").mkdir(parents=True)
+        return ["data=digits", f"data.root='{root}'", "data.domains=[svhn]"]
+    elif case == "a damaged file of digits":
+        (root / "USPS").mkdir(parents=True)
+        for name in ("usps", "usps.t"):
+            (root / "USPS" / name).write_text("<html>not found</html>")
+        return ["data=digits", f"data.root='{root}'", "data.domains=[usps]"]
+    elif case == "a list names no file":
+        (root / "PACS" / "photo" / "dog").mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(root / "PACS" / "photo" / "dog" / f"{number}.png")
+        (root / "PACS" / "train_list.txt").write_text("photo/dog/0.png 0\nphoto/dog/7.png 0\n")
+        (root / "PACS" / "test_list.txt").write_text("photo/dog/1.png 0\n")
+        return ["data=pacs", f"data.root='{root}'", "data.domains=[photo]"]
+    return folder
+
+
+CASES = (
+    "no image in a domain", "an unknown class", "another layout", "a link to nothing", "a listed image is missing",
+    "a domain without rows", "one table for two domains", "an empty folder of digits", "a damaged file of digits",
+    "a list names no file", "no domain in the path",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_data_that_no_run_can_read_are_not_said_to_be_there(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = spoil(case, tmp_path / "images")
+    assert main(["run", "--quiet", "method=fedavg", *overrides, f"output='{tmp_path}/run'", "train.rounds=1"]) != 0
+    reason = capsys.readouterr().err
+    assert main(["doctor", *overrides]) == 1
+    found = re.search(r"FAIL .*\n +-> (.{30})", capsys.readouterr().out)
+    assert found
+    assert found[1] in " ".join(reason.split()), "the doctor and the run name the same reason"
+
+
+def test_a_table_needs_no_folder_of_public_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
+    write_table(tmp_path / "wards")
+    saved = datasets.Dataset.from_dict(
+        {
+            "image": [(tmp_path / "wards" / f"{number}.png").read_bytes() for number in range(10)],
+            "label": ["a", "b"] * 5,
+        }
+    )
+    saved.save_to_disk(tmp_path / "set")
+    parts = ((("", tuple(map(str, (tmp_path / "set").glob("*.arrow"))))),)
+    monkeypatch.setattr("common.data.table_process.fetched", lambda name: parts)
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "data=table", "data.path=somebody/wards", "data.domains=[Kiel]"]) == 0
+    assert re.search(r"ok +Kiel +its files are there", capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +19,21 @@ def write_image(path: Path, level: int, size: int = 8, mode: str = "RGB") -> Pat
     """A flat image; its grey level tells which one it is after decoding (PNG keeps it exactly)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, (size, size), level if mode == "L" else (level, level, level)).save(path)
+    return path
+
+
+def write_deep_colours(path: Path, values: np.ndarray) -> Path:
+    """A PNG with colours of 16 bits, which Pillow reads and cannot write: uint16 [H, W, 3]."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, 2, 0, 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
     return path
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import logging
 import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from data_makers import write_classes
+from data_makers import write_classes, write_deep_colours
 from PIL import Image
 
 from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
-from common.data.image_files import decode_image
+from common.data.image_files import decode_image, without_duplicates
 from common.data.inspection import compare_images, inspect
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
@@ -82,6 +84,24 @@ def test_test_images_that_are_training_images_are_counted(
         inspect(replace(data, duplicates="refuse"), data.domains)
 
 
+def test_files_of_equal_length_are_read_once_to_find_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without compression all have one length, and a domain has thousands of them."""
+    files = [noise(tmp_path / f"{number}.bmp", number) for number in range(20)]
+    copy(files[3], files[15])
+    assert len({path.stat().st_size for path in files}) == 1
+    opened: list[Path] = []
+    before = Path.open
+
+    def counting(path: Path, *args: Any, **more: Any) -> Any:
+        opened.append(path)
+        return before(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", counting)
+    train, test = [(path, 0) for path in files[:10]], [(path, 0) for path in files[10:]]
+    assert without_duplicates(test, train, tmp_path) == [item for item in test if item[0] != files[15]]
+    assert sorted(opened) == sorted(files)
+
+
 def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = sites(tmp_path)
     copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_b/train/dog/0.png")
@@ -141,6 +161,11 @@ def as_twelve_bits(path: Path, seed: int) -> None:
     Image.fromarray(ramp(np.uint16, 0, 4095, seed)).save(path.with_suffix(".png"))
 
 
+def as_fourteen_bits_of_colour(path: Path, seed: int) -> None:
+    colours = np.random.default_rng(seed).integers(0, 2**14, (8, 8, 3), dtype=np.uint16)
+    write_deep_colours(path.with_suffix(".png"), colours)
+
+
 def as_tomography(path: Path, seed: int) -> None:
     Image.fromarray(ramp(np.int32, -1024, 3071, seed)).save(path.with_suffix(".tif"))
 
@@ -163,6 +188,7 @@ def as_class_numbers(path: Path, seed: int) -> None:
 WRITERS = [
     (as_float, r"data\.range=\[0,1\]", {"range": (0.0, 1.0)}),
     (as_twelve_bits, r"data\.range=\[0,4095\]", {"range": (0.0, 4095.0)}),
+    (as_fourteen_bits_of_colour, r"data\.range=\[0,16383\]", {"range": (0.0, 16383.0)}),
     (as_tomography, r"data\.range=\[-\d+,30\d\d\]", {"range": (-1024.0, 3071.0)}),
     (as_second_page, r"data\.page=2", {"page": 2}),
     (as_strokes, r"lay the images on a background", None),
@@ -175,7 +201,7 @@ def test_images_that_come_out_black_are_refused_with_a_remedy_that_works(
     write: Callable[[Path, int], None], told: str, remedy: dict[str, object] | None, tmp_path: Path
 ) -> None:
     write_site(tmp_path, write, 5)
-    with pytest.raises(DataError, match=rf"5 of 5 images are black.*cat/0\.(png|tif).*{told}"):
+    with pytest.raises(DataError, match=rf"5 of 5 images (are black|use only).*cat/0\.(png|tif).*{told}"):
         Folder(root=str(tmp_path), image_size=8).load("site")
     if remedy is None:
         return
@@ -206,6 +232,27 @@ def test_a_value_that_stands_for_no_measurement_is_named(tmp_path: Path, caplog:
         Folder(root=str(tmp_path), image_size=8).load("a")
     assert "8 of 8 images have pixels without a measurement" in caplog.text
     assert "-9999 in 3.1% of its pixels" in caplog.text
+
+
+def test_transparent_pixels_and_colours_of_16_bits_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(8):
+        colours = np.random.default_rng(number).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+        colours[..., 3] = 255
+        if number < 2:
+            colours[:4, :, 3] = 0
+        place = tmp_path / "a" / ("cat", "dog")[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colours).save(place)
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path), image_size=8).load("a")
+    assert f"2 of 8 images have transparent pixels, such as {tmp_path}/a/cat/0.png" in caplog.text
+    caplog.clear()
+    write_site(tmp_path / "deep", as_fourteen_bits_of_colour, 5)
+    with caplog.at_level(logging.WARNING):
+        Folder(root=str(tmp_path / "deep"), image_size=8, range=(0.0, 16383.0)).load("site")
+    assert "5 of 5 images have colours of 16 bits" in caplog.text
+    assert "transparent pixels" not in caplog.text
+    assert "64 levels in data.range" in caplog.text
 
 
 def test_ordinary_images_are_read_as_before(tmp_path: Path) -> None:
@@ -280,6 +327,31 @@ def test_broken_images_can_be_skipped_and_are_named(tmp_path: Path, caplog: pyte
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["refuse", "skip"])
+def test_a_file_that_the_system_does_not_give_is_no_broken_image(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped, it would be kept in the cache as no image, although the disk gives it a minute later."""
+    data = sites(tmp_path, broken=broken)
+    first = tmp_path / "site_a" / "train" / "cat" / "0.png"
+    before = Image.open
+
+    def failing(source: Any, **more: Any) -> Any:
+        if source == first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return before(source, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", failing)
+        with pytest.raises(DataError, match=r"0.png cannot be read \(Input/output error\)"):
+            data.load("site_a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: path != first)
+        with pytest.raises(DataError, match=r"0.png .*give this user the right to read it"):
+            data.load("site_a")
+    assert len(data.load("site_a").whole) == 12
 
 
 def test_classes_that_are_renamed_into_each_other_are_read_again(tmp_path: Path) -> None:

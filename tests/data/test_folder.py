@@ -108,3 +108,43 @@ def test_without_any_directory_the_message_names_the_setting(monkeypatch: pytest
     wards(tmp_path)
     with pytest.raises(DataError, match=r"data\.classes"):  # labels are never guessed from one domain
         Folder(domains=("ward_b", "ward_c")).load("ward_b", root=str(tmp_path))
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "../../other"])
+def test_a_link_to_a_folder_that_it_lies_in_adds_no_images(
+    target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_classes(tmp_path / "ward", {"cat": 5, "dog": 5})
+    (tmp_path / "other").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "ward" / "cat" / "again").symlink_to(target, target_is_directory=True)
+    for path in ("", "domain/class/any"):
+        with caplog.at_level("WARNING"):
+            domain = folder(tmp_path, domains=("ward",), path=path).load("ward")
+        assert (levels(domain.train), levels(domain.test)) == ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9])
+    assert "cat/again/ (a link to a folder that it lies in)" in caplog.text
+
+
+@pytest.mark.parametrize("layout", ["split/domain/class", "class/domain", "split/class", ""])
+def test_devices_without_the_others_images_do_not_number_the_classes_by_their_own(layout: str, tmp_path: Path) -> None:
+    """The class 1 of a device would be another than that of its neighbour, who lacks another class."""
+    for site, classes in (("a", ("cat", "dog")), ("b", ("cat", "fox"))):
+        for number, name in enumerate(classes):
+            for split in ("train", "test"):
+                place = {"split/domain/class": f"{split}/{site}/{name}", "class/domain": f"{name}/{site}"}
+                place["split/class"] = f"{split}/{name}"
+                write_image(tmp_path / site / place.get(layout, f"{site}/{split}/{name}") / f"{split}.png", number)
+        if not layout:
+            (tmp_path / site / "a").mkdir(exist_ok=True)
+            (tmp_path / site / "b").mkdir(exist_ok=True)
+        for place in (tmp_path / site, None):
+            source = folder(tmp_path / site, domains=("a", "b"), path=layout)
+            with pytest.raises(DataError, match=r"has no (images of '.'|domain).* name the classes \(data.c"):
+                source.load(site, root=str(place) if place else None)
+        named = folder(tmp_path / site, domains=("a", "b"), path=layout, classes=("cat", "dog", "fox"))
+        assert named.load(site).whole.labels.unique().tolist() == [0, 1 if site == "a" else 2]
+
+
+def test_a_folder_may_be_called_like_an_image(tmp_path: Path) -> None:
+    write_classes(tmp_path / "ward.tif", {"cat.png": 5, "dog": 5})
+    domain = folder(tmp_path).load("ward.tif")
+    assert domain.train.class_counts(2).tolist() == [4, 4]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_makers import write_deep_colours
 from PIL import Image, ImageOps
 
 from common.data.digit_files import read_class_folders, read_listed
@@ -48,7 +49,13 @@ def write_deep(path: Path) -> Path:
     return path
 
 
-WRITERS = {"turned.jpg": write_turned, "deep.png": write_deep}
+def write_colours(path: Path) -> Path:
+    """A PNG with colours of 16 bits, darker on the left."""
+    values = np.tile(np.linspace(300, 60_000, 60).reshape(1, 20, 3), (12, 1, 1))
+    return write_deep_colours(path, values.astype(np.uint16))
+
+
+WRITERS = {"turned.jpg": write_turned, "deep.png": write_deep, "colours.png": write_colours}
 
 
 def files(root: Path) -> dict[str, Path]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,7 +243,12 @@ def test_unknown_domains_are_named_with_the_nearest() -> None:
 
 FEW: list[tuple[Protocol, int, int, str]] = [
     (Allocation(counts={"sketch": 1}, fraction=0.01), 50, 10, "less than one"),
-    (Dirichlet(domain="sketch"), 99, 10, "cannot give 10 clients 10 each"),
+    (
+        Dirichlet(domain="sketch"),
+        99,
+        10,
+        "cannot give 10 clients 10 each; lower protocol.client_count or protocol.least",
+    ),
     (Skewed(), 29, 10, "cannot give 3 clients 10 each"),
     (Skewed(skew="classes", classes_each=6), 100, 5, "has 5 classes"),
     (Skewed(skew="classes", classes_each=1), 60, 10, "a client would have 6 samples"),
@@ -304,3 +311,34 @@ def test_the_combined_hash_ignores_the_order_of_arrival() -> None:
 def test_published_allocations_are_in_the_configuration() -> None:
     text = (Path(__file__).resolve().parents[2] / "conf" / "protocol" / "fpl_digits.yaml").read_text()
     assert "{mnist: 3, usps: 7, svhn: 6, syn: 4}" in text
+
+
+@pytest.mark.parametrize("validation", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("make", [OneClientPerDomain, Skewed, Dirichlet])
+def test_images_of_one_group_are_all_trained_on_or_all_validated(make: Any, validation: float) -> None:
+    """A model that knows a patient is no better for recognising other images of the same patient."""
+    draws = np.random.default_rng(0)
+    patients = draws.integers(0, 60, 300)
+    labels = np.where(draws.random(300) < 0.9, patients % 3, draws.integers(0, 3, 300))
+    domain = made_up_domain("photo", labels.tolist())
+    groups = tuple(f"patient {number}" for number in patients)
+    grouped = replace(domain, train_groups=groups)
+    protocol = make(validation=validation)
+    for client in protocol.clients(SimpleNamespace(domains=("photo",), name="mine")):
+        trained, validated = protocol.parts(grouped, client, 0)
+        held = protocol.split(grouped, client, 0)
+        assert torch.equal(torch.cat([trained, validated]).sort().values, held)
+        sides = [{groups[index] for index in part.tolist()} for part in (trained, validated)]
+        assert not sides[0] & sides[1]
+        assert 0 < len(validated) <= int(validation * len(held) + 0.5)
+        kinds = domain.train.labels
+        assert set(kinds[trained].tolist()) == set(kinds[held].tolist()), "a class keeps a sample to train on"
+
+
+def test_a_group_that_does_not_fit_into_the_share_is_not_divided() -> None:
+    domain = made_up_domain("photo", [0, 1] * 20)
+    grouped = replace(domain, train_groups=tuple(f"patient {index // 20}" for index in range(40)))
+    with pytest.raises(DataError, match=r"protocol\.validation=0\.3 of them is none: take a larger share"):
+        OneClientPerDomain(validation=0.3).parts(grouped, ClientSpec("photo", 0), 0)
+    trained, validated = OneClientPerDomain(validation=0.5).parts(grouped, ClientSpec("photo", 0), 0)
+    assert (len(trained), len(validated)) == (20, 20)

@@ -6,10 +6,13 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from data_makers import levels
 from table_makers import (
@@ -182,6 +185,28 @@ def test_one_table_does_not_serve_as_every_domain(tmp_path: Path) -> None:
             source.load(domain)
 
 
+NAME_THEM = r"so that all agree on the labels: data.classes=\[a,b\]"
+
+
+@pytest.mark.parametrize("kind", ["a list", "a saved set"])
+def test_devices_with_a_table_each_do_not_number_the_classes_by_their_own(kind: str, tmp_path: Path) -> None:
+    """The class 1 of a device would be another than that of its neighbour, who lacks another class."""
+    for site, classes in (("photo", ("cat", "dog")), ("sketch", ("cat", "fox"))):
+        if kind == "a list":
+            rows = [f"pictures/{number}.png,{classes[number % 2]}" for number in range(6)]
+            write_list(tmp_path / site / "images", "", images=6).unlink()
+            write_list(tmp_path / site / "images.csv", "path,label\n" + "\n".join(rows) + "\n")
+        else:
+            make_set(ROWS, classes).save_to_disk(tmp_path / site / "images.csv")
+        here = {"root": str(tmp_path / site), "path": "images.csv", "image_size": 8, "domains": ("photo", "sketch")}
+        with pytest.raises(DataError, match=NAME_THEM):
+            _ = Table(**here).class_count
+        with pytest.raises(DataError, match=NAME_THEM):
+            Table(**here).load(site, root=str(tmp_path / site))
+        named = Table(**here, classes=("cat", "dog", "fox")).load(site, root=str(tmp_path / site))
+        assert named.whole.labels.unique().tolist() == [0, 1 if site == "photo" else 2]
+
+
 def test_a_device_reads_its_rows_of_one_table_for_all(tmp_path: Path) -> None:
     lines = "path,label,domain\npictures/1.png,cat,photo\npictures/2.png,cat,photo\npictures/9.png,cat,sketch\n"
     place = write_list(tmp_path / "photo" / "images.csv", lines)
@@ -325,6 +350,74 @@ def test_windows_separators_and_other_separators_are_said(tmp_path: Path, caplog
 def test_labels_of_a_list_are_texts_as_they_are_written(tmp_path: Path) -> None:
     lines = "path,label\npictures/1.png,NA\npictures/2.png,NA\npictures/3.png,007\npictures/4.png,007\n"
     assert table(write_list(tmp_path / "site.csv", lines)).class_names == ("007", "NA")
+
+
+# ---- rows that were lost, and samples that nobody meant --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notes", [('"5 mm', "", ""), ('"5 mm', '"7 mm', ""), ('"5" mm', "", "")])
+def test_a_quote_without_its_partner_takes_no_further_rows(notes: Sequence[str], tmp_path: Path) -> None:
+    rows = [f"pictures/{number}.png,cat,{note}" for number, note in enumerate((*notes, "plain", "plain"))]
+    place = write_list(tmp_path / "site.csv", "path,label,note\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match="row that begins in line 2, the quotes around a cell do not pair"):
+        table(place).load("site")
+    written = place.read_text()
+    for note in notes:  # as the message advises: the cell in quotes, and each quote in it twice
+        if note:
+            doubled = note.replace('"', '""')
+            written = written.replace(f",{note}\n", f',"{doubled}"\n')
+    place.write_text(written)
+    domain = table(place).load("site")
+    assert levels(domain.train) + levels(domain.test) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("label", "row 6: no label"), ("patient", "a row has no 'patient'"), ("ward", "row 6: no domain in 'ward'")],
+)
+def test_a_missing_number_is_no_class_no_group_and_no_domain(column: str, message: str, tmp_path: Path) -> None:
+    write_list(tmp_path / "unused.csv", "")
+    cells: dict[str, Any] = {
+        "path": [f"pictures/{number}.png" for number in range(6)],
+        "label": ["cat", "dog"] * 3,
+        "patient": [1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
+        "ward": [7.0] * 6,
+    }
+    if column == "label":
+        cells["label"] = [0.0, 1.0] * 3
+    cells[column][-1] = float("nan")
+    pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "site.parquet")
+    with pytest.raises(DataError, match=message):
+        table(tmp_path / "site.parquet", label="label", domain="ward", group="patient", domains=("7.0",)).load("7.0")
+
+
+def test_a_row_without_a_domain_is_in_none_and_is_named(tmp_path: Path) -> None:
+    rows = [f"pictures/{number}.png,cat,{'ab'[number % 2] if number < 5 else ''}" for number in range(6)]
+    place = write_list(tmp_path / "all.csv", "path,label,ward\n" + "\n".join(rows) + "\n")
+    for domains in ((), ("a", "b")):
+        with pytest.raises(DataError, match="row 6: no domain in 'ward'; give it one, or take the row out"):
+            table(place, domain="ward", domains=domains).load("a")
+
+
+@pytest.mark.parametrize(("cell", "which"), [("7", "none"), ("1", "all")])
+def test_a_cell_that_divides_no_rows_is_refused(cell: str, which: str, tmp_path: Path) -> None:
+    rows = [f"pictures/{number}.png,cat,{'ab'[number % 2]},{1 - number % 2}" for number in range(6)]
+    place = write_list(tmp_path / "all.csv", "path,label,domain,fold\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match=rf"{which} of the rows of a have '{cell}' in 'fold'.*cells are 0, 1: choose"):
+        table(place, split=f"fold:{cell}").load("a")
+    place.write_text(
+        place.read_text().replace("5.png,cat,b,0", "5.png,cat,b,1").replace("4.png,cat,a,1", "4.png,cat,a,0")
+    )
+    assert levels(table(place, split="fold:0").load("a").test) == [4]
+
+
+def test_an_image_that_several_rows_list_is_in_one_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [f"pictures/{number}.png,cat,{reader}" for reader in "xy" for number in range(5)]
+    place = write_list(tmp_path / "site.csv", "path,label,reader\n" + "\n".join(rows) + "\n")
+    with caplog.at_level(logging.WARNING):
+        domain = table(place, domain="none", label="label", train_fraction=0.5).load("site")
+    assert (levels(domain.train), levels(domain.test)) == ([0, 0, 1, 1], [2, 2, 3, 3, 4, 4])
+    assert f"5 images of site are listed in several rows, such as {tmp_path}/pictures/0.png" in caplog.text
 
 
 # ---- copies, broken images, the cache --------------------------------------------------------------------------------

@@ -175,6 +175,12 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
     for name in NAMES[2:]:  # labels 0 and 1 there are classes 2 and 3 here
         shutil.copytree(pictures / "bright" / "test" / name, tmp_path / "new site" / name)
     data = ["data=folder", f"data.root={tmp_path}"]
+    counts = evaluate(exported, data, "all")["confusion"]
+    more = tmp_path / "new site" / NAMES[2] / "more.png"
+    shutil.copy(min(more.parent.iterdir()), more)
+    shown_now = evaluate(exported, data, "all")["confusion"]
+    assert np.sum(shown_now) == np.sum(counts) + 1, "files may change between two calls of a process"
+    more.unlink()
     found = evaluate(exported, data, "all")
     assert not found["domains"]["new site"]["trained_on"]
     assert "new site (no client had it)" in capsys.readouterr().out

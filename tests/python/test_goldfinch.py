@@ -10,6 +10,7 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from support.partial import without_domain
 
 import goldfinch as gf
@@ -140,6 +141,24 @@ def test_a_run_is_resumed_from_python(folder: Path, tmp_path: Path) -> None:
     gf.run(rounds=1, output=tmp_path / "run", **common)
     longer = gf.resume(tmp_path / "run", settings={"train.rounds": 2}, quiet=True)
     assert longer.sha256 == gf.load_run(folder / "fedavg").sha256
+
+
+def test_a_second_run_of_a_process_reads_the_images_that_are_there_now(tmp_path: Path) -> None:
+    def held(name: str) -> list[list[int]]:
+        own = {"data.root": str(tmp_path / "images"), "train.device": "cpu", "train.local_steps": 1}
+        run = gf.run(method="fedavg", data="folder", rounds=1, quiet=True, output=tmp_path / name, settings=own)
+        return [entry["class_counts"] for entry in run.records.facts.registrations.values()]
+
+    for number in range(20):
+        place = tmp_path / "images" / "ward" / ("cat", "dog")[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (9 * number, 0, 0)).save(place)
+    assert held("first") == [[8, 8]]
+    for number in range(0, 10, 2):  # half of one class was of the other
+        (tmp_path / "images" / "ward" / "cat" / f"{number}.png").rename(
+            tmp_path / "images" / "ward" / "dog" / f"{number}.png"
+        )
+    assert held("second") == [[4, 12]]
 
 
 @gf.checked
