@@ -43,9 +43,8 @@ class ScoreCounter:
             PayloadError: the scores or logits are of another shape, or not finite; or the user's own metric returned
                 something else than the sums that it declares.
         """
-        shape = (len(labels), self.class_count)
-        if not scores.shape == logits.shape == shape:
-            raise PayloadError(f"logits {[*logits.shape]} and scores {[*scores.shape]} must both be {[*shape]}")
+        if not scores.shape == logits.shape == (len(labels), self.class_count):
+            raise PayloadError(f"logits {[*logits.shape]}, scores {[*scores.shape]}: must be [N, {self.class_count}]")
         self._loss += nn.functional.cross_entropy(logits, labels, reduction="sum").double()
         cells = labels * self.class_count + scores.argmax(1)
         self._cells.index_add_(0, cells, torch.ones_like(cells))

@@ -333,14 +333,13 @@ class Federation:
             needed, by = self.needed(asked)
         counted = dict(self.counted)
         if needed and len(updates) >= needed:
-            made = self.method.aggregate(state, updates, self.server)
-            if tensor_specs(made.weights) != tensor_specs(state.weights):
+            specs, state = tensor_specs(state.weights), self.method.aggregate(state, updates, self.server)
+            if tensor_specs(state.weights) != specs:
                 raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
-            state = made
             keeping = {update.client.id for update in updates}
             keeping &= {reply.client for reply in admitted if reply.answer.kept}
-            version = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
-            counted |= dict.fromkeys(keeping, version)
+            made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)
+            counted |= dict.fromkeys(keeping, made)
         return Outcome(state, admitted, updates, refused, scaled, needed, by, counted, scaled_why)
 
     def _filter(self, updates: list[Update], state: GlobalState) -> tuple[list[Update], Factors, dict[str, list[str]]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import checked
-from common.errors import ConfigError, nearest, some_of
+from common.errors import ConfigError, nearest
 from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -134,11 +134,11 @@ class Method:
         Raises:
             ConfigError: the settings contradict the method; the message says what to set.
         """
-        modes, sends = get_args(PrototypeMode), self.prototypes_from != "none"
-        if self.prototypes_from not in modes:
-            raise ConfigError(f"method={self.name}: prototypes_from is {self.prototypes_from!r}; {nearest('', modes)}")
-        aggregates = type(self).aggregate_prototypes is not Method.aggregate_prototypes
-        if sends != aggregates and type(self).aggregate is Method.aggregate:
+        mode, modes = self.prototypes_from, get_args(PrototypeMode)
+        if mode not in modes:
+            raise ConfigError(f"method={self.name}: prototypes_from is {mode!r}; {nearest('', modes)}")
+        keeps = type(self).aggregate_prototypes is Method.aggregate_prototypes
+        if keeps != (mode == "none") and type(self).aggregate is Method.aggregate:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
         if self.multi_view and settings.views.count < 1:
             raise ConfigError(
@@ -281,10 +281,8 @@ class Method:
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:  # noqa: ARG002
         """Return what to send after local training, and what to keep."""
-        if self.prototypes_from == "none":
+        if self.prototypes_from in ("none", "own"):
             return Upload()
-        if self.prototypes_from == "own":
-            raise NotImplementedError(f"{self.name} has prototypes of its own, and no upload that sends them")
         return Upload(prototypes=trained.prototypes)
 
     def predict(self, features: Tensor, logits: Tensor, local: ClientContext) -> Tensor:  # noqa: ARG002
@@ -393,8 +391,7 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
     """
     names, known = set(settings.method.shared_names(model)), model.state_dict().keys()
     if not names <= known:
-        unknown = f"method={settings.method.name}: shared_names: {some_of(sorted(names - known), 3)}"
-        raise ConfigError(f"{unknown}: the network has no such tensor; it has {some_of(sorted(known), 3)}")
+        raise ConfigError(f"method={settings.method.name}: shared_names: the network has no {min(names - known)}")
     parameters = names & {name for name, _ in model.named_parameters()}
     shared: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():

@@ -46,7 +46,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "no property": ("    @property\n", "", "prototypes_from is a function, and a property of Method: write @property"),
     "misspelt property": ("def prototypes_from", "def prototypes_form", "override both prototypes_from and"),
     "unknown prototypes": ('"last_epoch_running"', '"last_epoch"', "prototypes_from is 'last_epoch'; choices: .*own"),
-    "prototypes not sent": ('"last_epoch_running"', '"own"', "no upload that sends them"),
+    "prototypes not sent": ('"last_epoch_running"', '"own"', "the prototype set is missing"),
     "prototypes not averaged": ("def aggregate_prototypes", "def prototypes", "override both prototypes_from and"),
     "no return of prototypes": (
         "        return server.aggregation.class_means(",
@@ -86,7 +86,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "unknown tensors": (
         "    @property",
         "    def shared_names(self, model):\n        return {'body.weight'}\n\n    @property",
-        "shared_names: body.weight: the network has no such tensor; it has backbone",
+        "shared_names: the network has no body.weight",
     ),
     "unknown parameters": (
         "    @property",
@@ -101,7 +101,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "classes in the place of scores": (
         "    @property",
         "    def predict(self, features, logits, local):\n        return logits.argmax(1)\n\n    @property",
-        r"logits \[8, 10\] and scores \[8\] must both be \[8, 10\]",
+        r"logits \[8, 10\], scores \[8\]: must be \[N, 10\]",
     ),
     "another decorator": (
         "@checked\n",
@@ -148,7 +148,7 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
     "outputs": (
         "nn.Linear(self.width, class_count)",
         "nn.Linear(self.width, class_count + 1)",
-        r"\[8, 11\] .* both be",
+        r"\[8, 11\]: must be \[N, 10\]",
     ),
     "another class": (
         "return Model(",
