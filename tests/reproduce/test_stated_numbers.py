@@ -226,6 +226,47 @@ def test_the_tables_of_runs_at_the_papers_length_agree_with_their_curves() -> No
     )
 
 
+def squared_gaps(curve: dict[int, dict[str, float]], rounds: tuple[int, int] = (11, 15)) -> str:
+    """The sum of the squared gaps of FedAvg's domains to its printed row in FedPLCC's Office table."""
+    printed = printed_cells("fedplcc_office")["FedAvg"]
+    gaps = [mean_of(curve, rounds, domain) - printed[domain] for domain in IMAGES]
+    return f"{sum(gap * gap for gap in gaps):.0f}"
+
+
+def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
+    curves: dict[tuple[str, ...], dict[int, dict[str, float]]] = {}
+    for row in read_all(RESULTS / "paper" / "fedplcc_settings.csv"):
+        key = (row["model"], row["image_size"], row["samples"], row["augmentation"])
+        scores = {}
+        for name, text in row.items():
+            domain, of, images = name.partition(" of ")
+            if of:
+                scores[domain] = 100 * int(text) / int(images)
+        curves.setdefault(key, {})[int(row["round"])] = scores
+    plain, crop = "none", "crop and flip"
+    first = squared_gaps(papers_curves()["fedplcc_office", "FedAvg", "bfloat16", "0"])
+    cropped = squared_gaps(curves["resnet10", "32", "300", crop])
+    small = squared_gaps(curves["resnet10_plvm", "32", "all", crop])
+    found = {}
+    for samples in ("300", "all"):
+        for augmentation in (plain, crop):
+            found[samples, augmentation] = squared_gaps(curves["resnet10_plvm", "64", samples, augmentation])
+    fitting = curves["resnet10_plvm", "64", "all", crop]
+    best = ", ".join(f"{mean_of(fitting, (11, 15), domain):.1f}" for domain in IMAGES)
+    assert (
+        f"sum to {first} as above, {cropped} with crop and flip; with FedPLVM's network at 64x64 to "
+        f"{found['300', plain]}, with all images to {found['all', plain]}, with crop and flip too to "
+        f"{found['all', crop]}: {best}."
+    ) in words(RESULTS / "paper" / "README.md")
+    comment = words(RESULTS.parent.parent / "conf" / "experiment" / "fedplcc_office.yaml").replace("# ", "")
+    assert f"300 images: {first}; with crop and flip {cropped}" in comment
+    assert f"32x32, all images, crop and flip: {small}" in comment
+    assert (
+        f"300 images: {found['300', plain]}, all {found['all', plain]}; with crop and flip {found['300', crop]}, all "
+        f"{found['all', crop]} (rounds 21 to 25: {squared_gaps(fitting, (21, 25))})"
+    ) in comment
+
+
 def test_the_page_says_how_likely_its_orders_are() -> None:
     curves, page = papers_curves(), words(RESULTS / "paper" / "README.md")
     for table in TABLES:
