@@ -25,9 +25,13 @@ settings.load_profile("goldfinch")
 
 
 def pytest_configure() -> None:
-    """SIGTERM ends the tests as Ctrl-C does, so that fixtures stop the processes that they have started."""
+    """SIGTERM ends the tests as Ctrl-C does, so that fixtures stop the processes that they have started.
+
+    A shell without job control lets what it starts in the background ignore SIGINT, as no test expects.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
