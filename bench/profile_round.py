@@ -16,7 +16,7 @@ import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,6 @@ from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
 DEFAULTS = ["method=fpl", "model=resnet10", "train.batch_size=64", "train.local_steps=2"]
-
-
-class OneThread:
-    """Stands in for the engine's pool, so that clients run in the thread that is profiled."""
-
-    @staticmethod
-    def map(function: Callable[..., object], *items: Iterable[object]) -> list[object]:
-        """As ``Executor.map``."""
-        return list(map(function, *items))
-
-    def shutdown(self) -> None:
-        """Nothing to end."""
 
 
 def main() -> None:
@@ -74,7 +62,6 @@ def main() -> None:
         prepare_output(settings)
         torch.set_num_threads(settings.train.threads)
         engine = InlineEngine(settings)
-        engine._pool = OneThread()  # type: ignore[assignment]
         run_federation(settings, engine, [listen])
     print_shares(pstats.Stats(profile), (taken[1] - taken[0]) / options.rounds, options.min_share)
 

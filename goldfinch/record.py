@@ -28,6 +28,9 @@ from server.run.tail import ToldEvents
 
 NO_PRIVACY = "common.privacy.NoPrivacy"
 
+PARTITION_SEED = "protocol.partition_seed"
+"""The setting of :class:`common.data.protocols` that keeps the clients' samples from run to run."""
+
 SHARED = ("config", "options", "facts", "events", "score_lines", "test_lines", "class_totals", "reply_totals")
 """What records of one run by several metrics have in common."""
 
@@ -95,7 +98,13 @@ class RunRecord(RunFiles):
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Every setting that changes the result, except the seed, by its ``a.b.c`` key."""
-        return result_settings(self.config, ("seed",))
+        options = result_settings(self.config, ("seed",))
+        partitions = options.get(PARTITION_SEED)
+        if partitions is not None and not isinstance(partitions, int):
+            raise ConfigError(
+                f"{self.config_file}: {PARTITION_SEED}={printable(str(partitions))}: must be a whole number"
+            )
+        return options
 
     @property
     def title(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from common.errors import some_of
 from common.metrics import MEASURES, Measure, named_missing
-from goldfinch.record import having, setting_text
+from goldfinch.record import PARTITION_SEED, having, setting_text
 from goldfinch.results.seeds import Value
 from goldfinch.results.statistics import Difference, paired_difference, verdict_on
 
@@ -32,7 +32,6 @@ MAX_ABSENT = 3
 MANY_ROWS = 6
 """Rows of a table from which on its notes count the rows with a value that more than two of them have."""
 
-PARTITION_SEED = "protocol.partition_seed"
 METHOD = "method._target_"
 
 ScoreColumn = str | tuple[str, ...]

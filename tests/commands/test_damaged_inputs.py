@@ -310,6 +310,12 @@ def test_the_key_of_a_deployment_is_larger_than_other_numbers(folder: Path) -> N
     assert RunRecord(folder).summary["key"] == key
 
 
+def test_a_partition_seed_that_is_no_number_gives_a_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_entry(folder / "config.yaml", "protocol", "partition_seed")
+    assert main(["figure", "bars", str(folder), "--output", str(folder.parent / "out.png")]) == 1
+    assert "protocol.partition_seed=/etc/passwd: must be a whole number" in capsys.readouterr().err
+
+
 def with_entry(path: Path, *keys: str) -> None:
     """Put the text ``/etc/passwd`` at ``keys`` of a record, in each of its lines."""
     documents = [yaml.safe_load(path.read_text())] if path.suffix == ".yaml" else read_json_lines(path)
