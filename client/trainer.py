@@ -404,7 +404,8 @@ class LocalExchange:
 
     def _prototypes(self, sums: ClassSums | None) -> PrototypeSet:
         if self.method.prototypes_from == "post_eval":
-            return class_means(*self.features(), self.class_count)
+            features, labels = self.features()
+            return class_means(features, labels, self.class_count)
         if sums is None:
             return PrototypeSet.empty(self.feature_size)
         return sums.means()

@@ -166,9 +166,10 @@ class History:
             content["reason"] = reason_of(str(content["reason"]))
         entry = {"event": name, "time": round(time.time(), 3), **content}
         append_lines(self.folder / EVENTS, [{**entry, **(recorded or {})}])
-        self._tell(name, {**entry, **(told or {})})
+        self.tell(name, {**entry, **(told or {})})
 
-    def _tell(self, name: str, entry: Mapping[str, Any]) -> None:
+    def tell(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Tell the listeners of something that the events do not keep."""
         for listener in self.listeners:
             listener(name, entry)
 
@@ -176,11 +177,7 @@ class History:
         """Append lines of ``scores.jsonl``; listeners get the rows of test images."""
         append_lines(self.folder / SCORES, lines)
         rows = [score_row(line) for line in lines_on("test", lines)]
-        self._tell("scores", {"rows": rows, "measures": list(self.measures)})
-
-    def tell_metrics(self, number: int, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell the listeners of a round's metrics on test images: values by domain, by the metric's name."""
-        self._tell("metrics", {"round": number, "metrics": metrics})
+        self.tell("scores", {"rows": rows, "measures": list(self.measures)})
 
     def add_replies(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines of ``replies.jsonl``; listeners get the rows."""
@@ -188,7 +185,7 @@ class History:
         self._latest = [line for line in self._latest if line["round"] in numbers]
         self._latest += lines
         append_lines(self.folder / REPLIES, lines)
-        self._tell("replies", {"rows": [reply_row(line) for line in lines]})
+        self.tell("replies", {"rows": [reply_row(line) for line in lines]})
 
     def round_totals(self, number: int) -> dict[str, Any]:
         """Return the present round's clients by status, mean loss terms by sample count, and bytes up and down."""

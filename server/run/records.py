@@ -345,7 +345,7 @@ class Recorder:
             for name, value in by_metric.items():
                 if value is not None:
                     metrics.setdefault(name, {})[domain] = value
-        self.history.tell_metrics(scored_round, metrics)
+        self.history.tell("metrics", {"round": scored_round, "metrics": metrics})
 
     def _has_counts(self, entry: Mapping[str, Any]) -> bool:
         return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])

@@ -100,7 +100,8 @@ class Outcome:
         """Return what was scaled of accepted replies and by how much, by client id, as text for the record."""
         texts: dict[str, str] = {}
         for client, factors in self.scaled.items():
-            parts = [f"{name} by {factor:.3g}" for name, factor in sorted(factors.items(), key=lambda item: item[1])]
+            ascending = sorted(factors.items(), key=lambda item: item[1])
+            parts = [f"{name} by {factor:.3g}" for name, factor in ascending]
             texts[client] = ", ".join([*self.scaled_why[client], *parts])
         return texts
 
@@ -319,10 +320,7 @@ class Federation:
                 updates.append(update)
 
         # Filter the accepted updates.
-        scaled: Factors = {}
-        scaled_why: dict[str, list[str]] = {}
-        if self.filters:
-            updates, scaled, scaled_why = self._filter(updates, state)
+        updates, scaled, scaled_why = self._filter(updates, state)
 
         # Aggregate them, if there are enough.
         needed, by = 0, ""
@@ -333,7 +331,8 @@ class Federation:
             needed, by = self.needed(asked)
         counted = dict(self.counted)
         if needed and len(updates) >= needed:
-            specs, state = tensor_specs(state.weights), self.method.aggregate(state, updates, self.server)
+            specs = tensor_specs(state.weights)
+            state = self.method.aggregate(state, updates, self.server)
             if tensor_specs(state.weights) != specs:
                 raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
             keeping = {update.client.id for update in updates}
