@@ -15,7 +15,7 @@ from torch import Tensor
 from common.config import Count, Names, Natural, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.data.own_images import check_split, whole_groups
+from common.data.own_images import whole_groups
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import generator, numpy_generator
 
@@ -96,7 +96,7 @@ class Protocol(ABC):
         Raises:
             DataError: the client has too few samples to train on, or to validate with.
         """
-        held = check_split(type(self).__name__, self.split(domain, client, seed), len(domain.train), client.id)
+        held = self.split(domain, client, seed)
         validated = self._validated(domain, held, generator(self._seed(seed), "validation", client.id))
         if self.validation and not len(validated):
             raise DataError(

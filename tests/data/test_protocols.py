@@ -11,8 +11,6 @@ import pytest
 import torch
 from data_makers import even_labels, made_up_domain
 
-from common.config import checked
-from common.data.domain import Domain
 from common.data.glyphs import Glyphs
 from common.data.inspection import not_held
 from common.data.office_caltech import OfficeCaltech
@@ -344,18 +342,3 @@ def test_a_group_that_does_not_fit_into_the_share_is_not_divided() -> None:
         OneClientPerDomain(validation=0.3).parts(grouped, ClientSpec("photo", 0), 0)
     trained, validated = OneClientPerDomain(validation=0.5).parts(grouped, ClientSpec("photo", 0), 0)
     assert (len(trained), len(validated)) == (20, 20)
-
-
-@checked
-class Unsorted(OneClientPerDomain):
-    """A protocol of one's own whose split is not in ascending order."""
-
-    def split(self, domain: Domain, client: ClientSpec, seed: int) -> torch.Tensor:
-        return super().split(domain, client, seed).flip(0)
-
-
-def test_a_split_is_checked_where_a_device_computes_it() -> None:
-    domain = made_up_domain("made_up", even_labels(20))
-    client = ClientSpec("made_up", 0)
-    with pytest.raises(DataError, match=r"Unsorted.split of made_up-0 must be an int64 tensor .*ascending"):
-        Unsorted().parts(domain, client, seed=0)
