@@ -7,7 +7,7 @@ Samples are clustered with FINCH (Sarfraz et al., CVPR 2019), by the authors' pa
 point to its nearest other point (cosine, lowest index on ties); the connected components are its clusters, and the
 means of their *original* rows are the next level's points. ``clustering="torch"`` computes the same where the package
 cannot: on the rows' device, and for any number of rows in bounded memory. Where two distances differ by no more than
-their rounding, the two may take another one for the nearest, and clusters can differ (7 of 800 random cases).
+their rounding, the two may take another one for the nearest, and clusters can differ.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class ClassSums:
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add ``features [B, D]`` (detached here) of ``labels [B]``."""
         self.sums.index_add_(0, labels, features.detach().to(self.sums.dtype))
-        self.counts.index_add_(0, labels, torch.ones_like(labels))
+        self.counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.int64))
 
     def means(self) -> PrototypeSet:
         """One prototype per class that was seen: its mean, weighted by its sample count. Absent classes have no row."""

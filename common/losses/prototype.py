@@ -12,12 +12,11 @@ import math
 import warnings
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from common.losses.prototype_terms import (
     COSINE_FLOOR,
@@ -37,6 +36,10 @@ from common.prototypes import PrototypeSet, normalise_rows
 
 FUSED_WORK = 2**27
 """Largest B * M * D for one program per sample; above, PyTorch's matrix products read the prototypes fewer times."""
+Backend = Literal["auto", "closed_form", "triton"]
+BACKENDS, REDUCTIONS = get_args(Backend), get_args(Reduce)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Types of labels; the losses take them as int64."""
 TOLERANCE = 1e-3
 """Largest relative difference from the closed form with which the kernel is used on a device."""
 
@@ -59,8 +62,8 @@ def prototype_losses(
     *,
     class_rows: PrototypeSet | None = None,
     positive_bias: Tensor | None = None,
-    reduction: Literal["mean", "sum"] = "mean",
-    backend: Literal["auto", "closed_form", "triton"] = "auto",
+    reduction: Reduce = "mean",
+    backend: Backend = "auto",
 ) -> PrototypeLosses:
     """Compute several prototype terms and their gradient in one pass.
 
@@ -68,7 +71,7 @@ def prototype_losses(
 
     Args:
         features: ``[B, D]``, any floating type; computed in float32 (float64 for float64).
-        labels: ``[B]`` int64. A sample whose class has no row adds 0 and still counts in the mean.
+        labels: ``[B]``, integers. A sample whose class has no row adds 0 and still counts in the mean.
         prototypes: 0..n rows per class for contrast and alignment, on the device of ``features``.
         terms: coefficients and options.
         class_rows: one row per class for mse and cosine_square (``unbiased_prototypes(prototypes)``, made once per
@@ -79,11 +82,17 @@ def prototype_losses(
         backend: ``auto`` chooses; the others are for tests and measurements.
 
     Raises:
-        ValueError: feature sizes differ, or a class has several rows where one is needed.
+        ValueError: shapes or dtypes differ from these, a class has several rows where one is needed, or a constant
+            requires a gradient.
+        RuntimeError: in backward, where a second derivative is asked for (``create_graph=True``).
     """
     if class_rows is None:
         class_rows = prototypes
-    _check(features, labels, prototypes, class_rows, terms, positive_bias, reduction)
+    _check(features, labels, prototypes, class_rows, terms, positive_bias)
+    for name, chosen, choices in (("reduction", reduction, REDUCTIONS), ("backend", backend, BACKENDS)):
+        if chosen not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}; got {chosen!r}")
+    labels = labels.long()
     if terms.uses_rows and not len(prototypes):
         terms = replace(terms, contrast=0.0, alignment=0.0)
     if terms.uses_class_rows and not len(class_rows):
@@ -112,7 +121,7 @@ def prototype_contrast(
     denominator_rows: DenominatorRows = "normalised",
     weighted: bool = False,
     positive_bias: Tensor | None = None,
-    reduction: Literal["mean", "sum"] = "mean",
+    reduction: Reduce = "mean",
 ) -> Tensor:
     """Contrast features with the prototypes of their class against those of all classes.
 
@@ -145,14 +154,16 @@ def _check(
     class_rows: PrototypeSet,
     terms: PrototypeTerms,
     positive_bias: Tensor | None,
-    reduction: str,
 ) -> None:
-    """Check the arguments, as far as that is possible without reading the device."""
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction must be mean or sum; got {reduction!r}")
+    """Check the tensors, as far as that is possible without reading the device."""
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"prototype losses take features [B, D] and labels [B]; got {shapes}")
+    if not features.is_floating_point() or labels.dtype not in INTEGERS:
+        raise ValueError(f"features must be floating-point and labels integers; got {features.dtype}, {labels.dtype}")
+    constants = [prototypes.vectors, prototypes.weights, class_rows.vectors, positive_bias]
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in constants):
+        raise ValueError("only features have a gradient: make prototypes and positive_bias of detached tensors")
     if positive_bias is not None and positive_bias.shape != labels.shape:
         raise ValueError(f"positive_bias must be [B] = {tuple(labels.shape)}; got {tuple(positive_bias.shape)}")
     for rows in (prototypes, class_rows):
@@ -190,8 +201,9 @@ class _WithGradient(torch.autograd.Function):
         return total, parts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a derivative of this gradient, which was made as a constant, would be 0
+            raise RuntimeError("prototype losses have no second derivative: leave out create_graph=True")
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream).to(ctx.dtype), None, None
 

@@ -83,9 +83,10 @@ def test_second_derivatives_are_refused_rather_than_wrong(problem):
     features, labels, prototypes, _ = problem
     leaf = features.clone().requires_grad_()
     loss = prototype_contrast(leaf, labels, prototypes, temperature=0.1)
-    (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.sum(), leaf)
+    for total in (loss, loss + leaf.square().sum()):  # beside another term, a constant gradient would go unnoticed
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(total, leaf, create_graph=True)
+        torch.autograd.grad(total, leaf, retain_graph=True)
 
 
 def test_rows_are_prepared_once_per_set(problem):

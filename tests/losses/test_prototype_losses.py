@@ -6,7 +6,7 @@ import torch
 
 from common.losses import PrototypeTerms, prototype_contrast, prototype_losses, prototype_mse
 from common.numerics import generator
-from common.prototypes import PrototypeSet, unbiased_prototypes
+from common.prototypes import PrototypeSet, class_means, unbiased_prototypes
 
 
 def rows(labels, size=4, seed=0, positive=False):
@@ -232,3 +232,32 @@ def test_shapes_that_do_not_fit_are_named():
         prototype_mse(features, labels, prototypes)
     with pytest.raises(ValueError, match="fraction"):
         PrototypeTerms(alignment=1, fraction=0)
+
+
+def test_types_that_do_not_fit_are_named():
+    features, labels, prototypes = CASES["ordinary"]
+    for wrong in (features.long(), labels), (features, labels.double()), (features, labels > 1):
+        with pytest.raises(ValueError, match="floating-point and labels integers"):
+            prototype_contrast(*wrong, prototypes, temperature=1)
+    with pytest.raises(ValueError, match="backend must be one of auto, closed_form, triton; got 'closed'"):
+        prototype_losses(features, labels, prototypes, PrototypeTerms(contrast=1), backend="closed")
+    expected = prototype_contrast(features, labels, prototypes, temperature=1)
+    for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        assert torch.equal(prototype_contrast(features, labels.to(dtype), prototypes, temperature=1), expected)
+        prototype_mse(features, labels.to(dtype), unbiased_prototypes(prototypes))
+    assert class_means(features, labels.int(), 3) == class_means(features, labels, 3)
+
+
+def test_constants_that_would_get_no_gradient_are_named():
+    features, labels, prototypes = CASES["ordinary"]
+    learnt = PrototypeSet(prototypes.vectors.clone().requires_grad_(), prototypes.labels, prototypes.weights)
+    bias = torch.zeros(len(labels), requires_grad=True)
+    for call in (
+        lambda: prototype_contrast(features, labels, learnt, temperature=1),
+        lambda: prototype_contrast(features, labels, prototypes, temperature=1, positive_bias=bias),
+        lambda: prototype_mse(features, labels, PrototypeSet(learnt.vectors[:1], labels[:1], torch.ones(1))),
+    ):
+        with pytest.raises(ValueError, match="only features have a gradient"):
+            call()
+        with torch.no_grad():
+            call()
