@@ -297,15 +297,11 @@ class LocalExchange:
         frozen = bool(getattr(self.model, "frozen", False))
         trained: list[nn.Parameter] = []
         for name, parameter in self.state.reset():
-            chosen = phase.trainable is None or phase.trainable(name)
-            chosen = chosen and not (frozen and name.startswith("backbone."))
+            chosen = phase.trains(name, frozen=frozen)
             if chosen != parameter.requires_grad:
                 parameter.requires_grad_(chosen)
             if chosen:
                 trained.append(parameter)
-        if not trained or phase.epochs < 1:
-            remedy = "set model.freeze=none" if frozen else "give it epochs, and names of parameters"
-            raise ConfigError(f"{self.method.name} has nothing to train in phase {self.phase + 1} of a round: {remedy}")
         self.optimizer = self.make_optimizer(trained)
         if self.steps is not None:
             self.steps.begin_phase()

@@ -373,7 +373,19 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
             f"model.freeze=backbone: {settings.method.name} adds layers of its own to the backbone, which must train; "
             "set model.freeze=none"
         )
+    _check_phases(settings, extended, frozen=model.frozen)
     return extended
+
+
+def _check_phases(settings: RunSettings, model: nn.Module, *, frozen: bool) -> None:
+    for number, phase in enumerate(settings.method.phases(settings.train.epochs), 1):
+        trains = any(phase.trains(name, frozen=frozen) for name, _ in model.named_parameters())
+        if trains and phase.epochs >= 1:
+            continue
+        remedy = "give it epochs, and names of parameters"
+        if frozen:
+            remedy = "set model.freeze=none"
+        raise ConfigError(f"{settings.method.name} has nothing to train in phase {number} of a round: {remedy}")
 
 
 def server_context(settings: RunSettings, model: nn.Module, client_count: int) -> ServerContext:

@@ -15,7 +15,7 @@ from torch import nn
 from client.device import Device
 from common.choices import CONF
 from common.data.batches import Augmentation
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError
 from common.settings import RunSettings, load_settings
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
@@ -54,8 +54,9 @@ def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(met
             run(settings)
         return
     if method == "fedrep":  # it trains classifier and backbone one after the other
-        with pytest.raises(EngineError, match="nothing to train in phase 2"):
+        with pytest.raises(ConfigError, match=r"nothing to train in phase 2 of a round: set model\.freeze=none"):
             run(settings)
+        assert not tmp_path.joinpath("events.jsonl").exists(), "before the run begins"
         return
     run(settings)
     initial = build_model(settings, 3).state_dict()
