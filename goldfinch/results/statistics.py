@@ -24,9 +24,9 @@ class Difference:
     Args:
         mean: the mean.
         half_width: half of its 95 % confidence interval by Student's t; ``None`` where ``p`` is.
-        p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for values other
-            than zero that are equal to within :data:`EXACT`: few values in whole numbers of images can be equal by
-            chance, and Student's t is not defined there.
+        p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for values that
+            are equal to within :data:`EXACT`: few values in whole numbers of images can be equal by chance, and
+            Student's t is not defined there.
         identical: whether it is 0 because both rows ended in the same states; then there is nothing to test.
     """
 
@@ -76,9 +76,7 @@ def mean_interval(values: Sequence[float]) -> Difference:
     if len(values) < 2:
         return Difference(mean)
     if max(values) - min(values) <= EXACT:
-        if abs(mean) <= EXACT:
-            return Difference(0.0, 0.0, 1.0)
-        return Difference(mean)
+        return Difference(0.0 if abs(mean) <= EXACT else mean)
     error = statistics.stdev(values) / math.sqrt(len(values))
     freedom = len(values) - 1
     half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error

@@ -55,7 +55,9 @@ class Rules:
     studies: int = _count(3, "independent tuning studies of each method; an interval needs two")
     trials: int = _count(8, "trials of a study for each searched setting")
     runs: int = _count(2, "final runs of each study")
-    scores: Sequence[str] = _choice((IN_DOMAIN,), IN_DOMAIN, SCORES, "kinds of score: in_domain, leave_one_out or both")
+    scores: Sequence[str] = _choice(
+        (IN_DOMAIN,), IN_DOMAIN, SCORES, f"kinds of score, with a comma between them: {', '.join(SCORES)}"
+    )
     weighting: str = _choice(
         "", "each method's own", WEIGHTINGS, "weights of clients in averages of models, for all: uniform or samples"
     )

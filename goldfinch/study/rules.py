@@ -124,7 +124,9 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
             )
         if key == "method":
             raise ConfigError(f"{item}: choose the methods of a comparison by --methods A,B")
-        if key in OWN_KEYS or (key.startswith("method.") and len(names) > 1):
+        if key.startswith("method.") and len(names) > 1:
+            raise ConfigError(f"{item}: settings of a method are for it alone; compare one method, or leave it out")
+        if key in OWN_KEYS:
             raise ConfigError(f"{item}: the rules set {key} themselves, so that all rows have the same; leave it out")
 
 

@@ -113,7 +113,7 @@ def test_rows_that_tie_are_named_together_and_win_no_pair() -> None:
     markdown, html = pages(same, "goldfinch reproduce digits_table")
     assert "**82" not in markdown
     assert "Identical: A, B, C|D ended in the same state" in markdown
-    assert "| A | +0.00 [+0.00, +0.00] |" in markdown
+    assert "| A | +0.00 |" in markdown
     assert "0 of 2 pairs (2 tied) are in the paper" in html
 
 

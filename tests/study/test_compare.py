@@ -358,7 +358,7 @@ def test_the_page_does_not_show_the_database(short: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["method.temperature=0.1"], "method.temperature"),
+        (["method.temperature=0.1"], "method.temperature=0.1: settings of a method are for it alone"),
         (["method=moon"], "--methods A,B"),
         (["seed=3"], "seed"),
         (["protocol.partition_seed=0"], "protocol.partition_seed"),
@@ -402,6 +402,8 @@ def test_the_page_and_the_help_have_the_numbers_of_the_rules(capsys: pytest.Capt
         assert f"| `--{each.name}` | {default} | {meaning} |" in page
         assert f"{meaning[1:]}; {default} by default." in help_of_options, each.name
         assert f"--{each.name} " in help_of_options
+        if "choices" in each.metadata:  # no word is named that the option does not take
+            assert set(re.split(", | or ", meaning.partition(": ")[2])) == set(each.metadata["choices"])
 
 
 def test_options_of_the_rules_make_the_same_rules() -> None:

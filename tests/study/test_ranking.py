@@ -65,7 +65,7 @@ def test_equal_methods_share_a_rank_and_are_not_called_level() -> None:
     found = table({"fedavg": [[50], [60]], "fpl": [[50], [60]], "moon": [[49], [60]]})
     assert [(row.label, row.rank) for row in found.rows] == [("fedavg", 1), ("fpl", 1), ("moon", 3)]
     text = ranked_table(found)
-    assert "- Not distinguished from fedavg: fpl, moon." in text
+    assert "- Not distinguished from fedavg: moon.\n- Not tested: an interval needs studies that differ." in text
     assert "level" not in text
     assert "best" not in text
 
