@@ -14,7 +14,7 @@ from common.overrides import quoted_override
 from common.regular_files import file_sha256
 from common.scores import recorded_values
 from common.settings import settings_of
-from goldfinch.commands.evaluate import warn_of_reading
+from goldfinch.commands.evaluate import check_preparation, warn_of_reading
 from goldfinch.commands.running import run
 from goldfinch.record import RunRecord
 from goldfinch.results.overrides import override
@@ -77,6 +77,7 @@ def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
         group = item.partition("=")[0].partition(".")[0]
         if group in ("method", "model", "privacy") or item.startswith("train.rounds="):
             raise ConfigError(f"{item}: the model in {folder} is evaluated as it is; leave the setting out")
+    check_preparation(overrides, compose_config(overrides)["data"], description)
     parts = description.architecture
     chosen = [item for item in overrides if item.startswith("data=")]
     given = _of_class("model", parts["model"])

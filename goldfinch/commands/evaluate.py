@@ -74,9 +74,12 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     for item in overrides:
         if item.partition("=")[0].partition(".")[0] != "data":
             raise ConfigError(f"{item}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
-    node = {**compose_config(overrides)["data"], "image_size": description.image_size}
+    node = compose_config(overrides)["data"]
+    check_preparation(overrides, node, description)
+    node["image_size"] = description.image_size
     if "resize" in node:
-        node |= {"resize": description.resize, "range": list(description.value_range), "page": description.page}
+        reading = {"resize": description.resize, "range": list(description.value_range), "page": description.page}
+        node |= {key: value for key, value in reading.items() if f"data.{key}" not in keys_of(overrides)}
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:
@@ -89,13 +92,41 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     return classes, {name: source.load(name) for name in source.domains}
 
 
+def keys_of(overrides: Sequence[str]) -> set[str]:
+    """Return the keys that are given a value."""
+    return {item.partition("=")[0].lstrip("+") for item in overrides}
+
+
+def check_preparation(overrides: Sequence[str], node: Mapping[str, Any], description: Description) -> None:
+    """Refuse settings by which the model would get other images than it takes.
+
+    Args:
+        overrides: what the user gave.
+        node: the settings of ``data`` that they make.
+        description: the model's.
+
+    Raises:
+        ConfigError: the size of images or their normalisation differs from the model's.
+    """
+    given, augmentation = keys_of(overrides), node.get("augmentation", {})
+    for key in ("image_size", "mean", "std", "normalisation"):
+        name, values = f"data.augmentation.{key}", augmentation
+        if key == "image_size":
+            name, values = f"data.{key}", node
+        own = getattr(description, key)
+        if name in given and values[key] != (list(own) if isinstance(own, tuple) else own):
+            raise ConfigError(f"{name}={values[key]}: the model takes images with {own}; leave the setting out")
+
+
 def warn_of_reading(source: DataSource, description: Description) -> None:
     """Log that the files of a data set are read otherwise than those that the model was trained on."""
     read = replace(source.reading, skip_broken=False)
     if not source.generated and read != description.reading:
+        advice = "data=folder reads them as the model does"
+        if hasattr(source, "resize"):
+            advice = "that is right only if these files need it"
         warn_once(
-            f"data={source.name} reads images as {read}, and the model was trained on {description.reading}: "
-            "data=folder reads them as the model does"
+            f"data={source.name} reads images as {read}, and the model was trained on {description.reading}: {advice}"
         )
 
 

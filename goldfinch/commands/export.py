@@ -61,7 +61,7 @@ def export(
         licence: the licence of the model.
         data: settings of a data set on which files are compared.
         overwrite: replace an exported model in ``to``.
-        opset: of the ONNX file; ``None`` is PyTorch's default.
+        opset: of the ONNX file; ``None`` is the earliest that can be written.
 
     Raises:
         ConfigError: an argument does not fit the run; the message names it.

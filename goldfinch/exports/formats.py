@@ -108,7 +108,7 @@ def write_export(
         content: the content of the folder.
         formats: names in :data:`FORMATS`.
         overwrite: replace an exported model that the folder holds, with all its files.
-        opset: of :data:`OPSETS`, for ONNX; ``None`` is the exporter's own.
+        opset: of :data:`OPSETS`, for ONNX; ``None`` is the first, whatever PyTorch's exporter would choose.
 
     Returns:
         The description, and the largest difference of a probability by format, of a complete net.
@@ -158,7 +158,7 @@ def _fill(
         path = place / FORMATS[name]
         with quiet():
             if model and name == "onnx":
-                _write_onnx(model, path, metadata, opset)
+                _write_onnx(model, path, metadata, opset or OPSETS[0])
         written = path.read_bytes()
         entry = {"name": path.name, "sha256": hashlib.sha256(written).hexdigest(), "bytes": len(written)}
         description = replace(description, files={**description.files, name: entry})
@@ -200,7 +200,7 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _write_onnx(model: TrainedModel, path: Path, metadata: str, opset: int | None) -> None:
+def _write_onnx(model: TrainedModel, path: Path, metadata: str, opset: int) -> None:
     example = torch.zeros(2, 3, model.image_size, model.image_size)
     program = torch.onnx.export(
         model,
@@ -214,7 +214,7 @@ def _write_onnx(model: TrainedModel, path: Path, metadata: str, opset: int | Non
     )
     assert program is not None
     written = program.model.opset_imports[""]
-    if opset not in (None, written):
+    if written != opset:
         raise ExportError(f"the exporter wrote opset {written} instead of {opset}: nothing is written")
     program.model.metadata_props["goldfinch"] = metadata
     proto = program.model_proto

@@ -13,6 +13,7 @@ from support.toy import Toy, toy_settings
 from common.data.batches import Augmentation
 from common.errors import ConfigError
 from common.exports import load_model
+from goldfinch.cli import main
 from goldfinch.commands.export import export
 from goldfinch.exports.formats import OPSETS, check_opset
 
@@ -35,13 +36,24 @@ def outputs_of(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {"images": images}), strict=True))
 
 
+def opset_of(path: Path) -> int:
+    (version,) = [each.version for each in onnx.load(path).opset_import if not each.domain]
+    return int(version)
+
+
+def test_without_the_option_the_opset_is_that_of_the_help(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's exporter has a default of its own, which changes with its version."""
+    assert main(["export", "--help"]) == 0
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert f"Of the ONNX file: {opset_of(exported / 'model.onnx')} (default), 19 or 20." in help_text
+
+
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.long
 def test_each_opset_predicts_as_the_net_does(opset: int, trained_by_image: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     export(trained_by_image, folder, ["onnx"], opset=opset)
-    (version,) = [each.version for each in onnx.load(folder / "model.onnx").opset_import if not each.domain]
-    assert version == opset
+    assert opset_of(folder / "model.onnx") == opset
     model = load_model(folder)
     assert model.description.normalisation == "image"
     for count in (1, 2, 33):

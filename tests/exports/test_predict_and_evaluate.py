@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
 from common.confidence import CALIBRATION_BINS
 from common.exports import load_model
 from goldfinch.cli import main
-from goldfinch.commands.evaluate import evaluate, measures
+from goldfinch.commands.evaluate import domains_of, evaluate, measures
 from goldfinch.commands.export import export
 from goldfinch.commands.predict import predict
 from goldfinch.record import RunRecord
@@ -201,6 +202,9 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
         (["method=fpl"], "only the data can be chosen"),
         (["data=foldr"], "did you mean 'folder'"),
         (["data=folder", "--split", "tset"], "did you mean 'test'"),
+        (["data=folder", "data.image_size=64"], "data.image_size=64: the model takes images with 16; leave"),
+        (["data=folder", "data.augmentation.normalisation=image"], "the model takes images with fixed"),
+        (["data=folder", "engine=inline", "data.augmentation.mean=[0.1,0.1,0.1]"], "data.augmentation.mean=[0.1"),
     ],
 )
 def test_data_that_do_not_fit_are_named(
@@ -208,3 +212,20 @@ def test_data_that_do_not_fit_are_named(
 ) -> None:
     assert main(["evaluate", str(exported), *words]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_files_are_read_as_the_model_reads_unless_a_setting_says_otherwise(exported: Path, tmp_path: Path) -> None:
+    place = tmp_path / "site" / NAMES[0]
+    place.mkdir(parents=True)
+    wide = np.zeros((16, 48, 3), np.uint8)
+    wide[:, 16:32] = np.linspace(150, 250, 16, dtype=np.uint8)[:, None, None]
+    for number in range(4):
+        Image.fromarray(wide + np.uint8(number)).save(place / f"{number}.png")
+    data, description = ["data=folder", f"data.root={tmp_path}"], load_model(exported).description
+    means = []
+    for words in ([], ["data.resize=crop"], ["data.resize=pad", "data.range=[0,500]"]):
+        _, domains = domains_of([*data, *words], description)
+        means.append(float(domains["site"].whole.images.float().mean()))
+    assert means[0] == pytest.approx(67, abs=4), "squashed"
+    assert means[1] == pytest.approx(200, abs=4), "its middle"
+    assert means[2] == pytest.approx(67 / 3 * 255 / 500, abs=4), "between black, and darker"
