@@ -32,6 +32,9 @@ SAMPLES = 256
 
 RULE = "accuracy in % on each domain's test split"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
+SHARED = "shared"
+"""In place of a client: the part that all clients share. No client has this name."""
+
 PATHS = ("root", "pretrained", "pretrained_file", "weights")
 """Settings with paths of this machine, which are not exported."""
 
@@ -56,7 +59,7 @@ def export(
         to: the folder to write.
         formats: further formats besides safetensors.
         chosen: the round, ``best`` or ``last``; by default ``best`` if the run has one.
-        client: the client, for a client's own model.
+        client: the client, for a client's own model; :data:`SHARED` for what clients share.
         shared: an exported model of the part that clients share.
         licence: the licence of the model.
         data: settings of a data set on which files are compared.
@@ -105,10 +108,12 @@ def export(
 
 def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
     record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
-    model, weights = run.shared_model(client)
+    model, weights = run.shared_model(None if client == SHARED else client)
     whole = len(weights) == len(model.state_dict())
-    complete = whole or client is not None
     _check_client(run, client, whole)
+    if client == SHARED:
+        client = None
+    complete = whole or client is not None
     prototypes = None
     if len(state.prototypes):
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
@@ -186,20 +191,21 @@ def _check_client(run: RunModel, client: str | None, whole: bool) -> None:
 
     Args:
         run: the run.
-        client: the chosen client; ``None`` for the global model.
+        client: the chosen client; ``None`` for the global model; :data:`SHARED`.
         whole: whether all clients have one model.
 
     Raises:
         ConfigError: the client does not exist, or must or must not be given.
     """
-    ids = [spec.id for spec in run.clients]
+    ids = [*(spec.id for spec in run.clients), SHARED]
     if client is not None and whole:
         raise ConfigError(f"--client {client}: all clients of {run.method.name} have one model; leave it out")
     if client is not None and client not in ids:
         raise ConfigError(f"--client {client}: {nearest(client, ids)}")
     if client is None and not whole and (run.folder / "clients" / run.checkpoint.run).is_dir():
         raise ConfigError(
-            f"clients of {run.method.name} have models of their own: choose by --client; {nearest('', ids)}"
+            f"clients of {run.method.name} have models of their own: choose by --client, or {SHARED}, which is what "
+            f"they have in common; {nearest('', ids)}"
         )
 
 

@@ -27,7 +27,10 @@ def export_run(
     chosen: Annotated[
         str | None, option("--round", text="best (by validation, default where it was kept), last, or a round.")
     ] = None,
-    client: Annotated[str | None, option("--client", text="This client's own model, where clients keep one.")] = None,
+    client: Annotated[
+        str | None,
+        option("--client", text="This client's own model, where clients keep one; shared: what they have in common."),
+    ] = None,
     shared: Annotated[
         Path | None, option("--shared", text="On a device: what the server exported of the run.", metavar="DIR")
     ] = None,

@@ -16,8 +16,16 @@ RESIZED = {
 
 def model_card(description: Description) -> str:
     """Return the model card, in Markdown."""
-    owner = "one model of all clients"
-    if description.client:
+    owner, last = (
+        "one model of all clients",
+        "Its accuracy on other domains is not known: `goldfinch evaluate` measures it.",
+    )
+    if not description.complete:
+        owner, last = (
+            "what all clients share",
+            "Each client keeps the rest of the net, without which there is no output.",
+        )
+    elif description.client:
         owner = f"the own model of {description.client}"
     origin = _inline(f"{owner}, {description.chosen}")
     lines = [
@@ -29,7 +37,7 @@ def model_card(description: Description) -> str:
         lines.append(f"| {_inline(name)} | {_inline(text)} |")
     for note in description.notes:
         lines.append(f"\n{_inline(note)}")
-    lines.append("\nIts accuracy on other domains is not known: `goldfinch evaluate` measures it.\n")
+    lines.append(f"\n{last}\n")
     return "\n".join(lines)
 
 

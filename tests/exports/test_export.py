@@ -191,6 +191,27 @@ def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], t
             export(tmp_path / "run", tmp_path / "other")
 
 
+def test_a_simulation_exports_what_its_clients_share_as_a_server_does(
+    apart: Callable[[str], Apart], trained: RunRecord, tmp_path: Path
+) -> None:
+    """On a server the clients' state is not there; in the folder of a simulation it is."""
+    found = apart("fedbn")
+    shutil.copytree(found.run, tmp_path / "run")
+    shutil.copytree(found.devices, tmp_path / "run" / "clients")
+    with pytest.raises(ConfigError, match="or shared, which is what they have in common"):
+        export(tmp_path / "run", tmp_path / "model")
+    description = export(tmp_path / "run", tmp_path / "model", client="shared")
+    assert description.client is None
+    assert not description.complete
+    name = description.files["safetensors"]["name"]
+    assert (tmp_path / "model" / name).read_bytes() == (found.shared / name).read_bytes()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "what all clients share" in card
+    assert "goldfinch evaluate" not in card, "which refuses it"
+    with pytest.raises(ConfigError, match="all clients of fpl have one model"):
+        export(trained.folder, tmp_path / "other", client="shared")
+
+
 def test_scores_of_something_else_are_marked(tmp_path: Path) -> None:
     run(toy_settings("rucr", tmp_path / "rucr", train={"rounds": 1}))
     assert "before its last exchange" in " ".join(export(tmp_path / "rucr", tmp_path / "first").notes)
