@@ -297,7 +297,8 @@ class LocalExchange:
         frozen = bool(getattr(self.model, "frozen", False))
         trained: list[nn.Parameter] = []
         for name, parameter in self.state.reset():
-            chosen = phase.trains(name, frozen=frozen)
+            chosen = phase.trainable is None or phase.trainable(name)
+            chosen = chosen and not (frozen and name.startswith("backbone."))
             if chosen != parameter.requires_grad:
                 parameter.requires_grad_(chosen)
             if chosen:

@@ -126,12 +126,6 @@ class Phase:
     epochs: int
     trainable: Callable[[str], bool] | None = None
 
-    def trains(self, name: str, *, frozen: bool) -> bool:
-        """Return whether a parameter trains; with ``frozen`` those of the backbone do not (``model.freeze``)."""
-        if frozen and name.startswith("backbone."):
-            return False
-        return self.trainable is None or self.trainable(name)
-
 
 @dataclass(frozen=True, eq=False)
 class Download(Bundle):

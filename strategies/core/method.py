@@ -378,9 +378,10 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
 
 
 def _check_phases(settings: RunSettings, model: nn.Module, *, frozen: bool) -> None:
+    names = [name for name, _ in model.named_parameters() if not (frozen and name.startswith("backbone."))]
     for number, phase in enumerate(settings.method.phases(settings.train.epochs), 1):
-        trains = any(phase.trains(name, frozen=frozen) for name, _ in model.named_parameters())
-        if trains and phase.epochs >= 1:
+        trained = [name for name in names if phase.trainable is None or phase.trainable(name)]
+        if trained and phase.epochs >= 1:
             continue
         remedy = "give it epochs, and names of parameters"
         if frozen:
