@@ -167,7 +167,7 @@ def normalise_rows(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(NORM_FLOOR)
 
 
-# ---- class means, FINCH clusters, unbiased and weighted prototypes ---------------------------------------------------
+# ---- class means, FINCH clusters and unbiased prototypes -------------------------------------------------------------
 
 
 class ClassSums:
@@ -252,27 +252,6 @@ def unbiased_prototypes(prototypes: PrototypeSet, *, sample_weighted: bool = Fal
     sums = torch.zeros(len(present), prototypes.feature_size, dtype=torch.float64, device=masses.device)
     sums.index_add_(0, inverse, prototypes.vectors.double() * shares[:, None])
     return PrototypeSet((sums / divisor.clamp_min(NORM_FLOOR)[:, None]).float(), present, totals.float())
-
-
-def normalise_weights(prototypes: PrototypeSet) -> PrototypeSet:
-    """Weights divided by their class's total, so that each class has total mass 1 (FedPLCC). Zero totals stay zero."""
-    if not len(prototypes):
-        return prototypes
-    class_count = int(prototypes.labels[-1]) + 1
-    totals = torch.zeros(class_count, dtype=torch.float64, device=prototypes.weights.device)
-    totals.index_add_(0, prototypes.labels, prototypes.weights.double())
-    shares = prototypes.weights.double() / totals[prototypes.labels].clamp_min(NORM_FLOOR)
-    return PrototypeSet(prototypes.vectors, prototypes.labels, shares.float())
-
-
-def carry_over(current: PrototypeSet, previous: PrototypeSet) -> PrototypeSet:
-    """Return ``current`` plus the rows of ``previous`` for classes that it lacks (official FedProc)."""
-    missing = sorted(set(previous.classes) - set(current.classes))
-    if not missing:
-        return current
-    keep = torch.isin(previous.labels, torch.tensor(missing, device=previous.labels.device))
-    kept = PrototypeSet(previous.vectors[keep], previous.labels[keep], previous.weights[keep])
-    return PrototypeSet.concatenate([current, kept])
 
 
 # ---- clustering (FINCH) ----------------------------------------------------------------------------------------------

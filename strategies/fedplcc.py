@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 
 from common.config import NonNegative, Positive, Search, Share, checked
 from common.losses import PrototypeTerms, prototype_losses
-from common.prototypes import PrototypeSet, cluster_prototypes, normalise_weights
+from common.prototypes import PrototypeSet, cluster_prototypes
 from common.storage import GlobalState
 from strategies.core.method import Batch, ClientContext, Losses, ServerContext, Update
 from strategies.core.readings import Point
-from strategies.parts.sent_prototypes import SentClusters
+from strategies.parts.sent_prototypes import SentClusters, normalise_weights
 
 
 @checked

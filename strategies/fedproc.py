@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from common.config import Positive, Search, checked
 from common.losses import prototype_contrast
-from common.prototypes import PrototypeSet, carry_over
+from common.prototypes import PrototypeSet
 from common.storage import GlobalState
 from strategies.core.method import (
     Averaging,
@@ -21,7 +21,7 @@ from strategies.core.method import (
     Weighting,
 )
 from strategies.core.readings import Point
-from strategies.parts.sent_prototypes import class_means_of
+from strategies.parts.sent_prototypes import carry_over, class_means_of
 
 
 @checked

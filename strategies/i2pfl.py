@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from common.config import BelowOne, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.numerics import numpy_generator
-from common.prototypes import PrototypeSet, carry_over
+from common.prototypes import PrototypeSet
 from common.storage import GlobalState
 from strategies.core.aggregation import cap_shares
 from strategies.core.method import (
@@ -29,6 +29,7 @@ from strategies.core.method import (
     Update,
 )
 from strategies.core.readings import Point
+from strategies.parts.sent_prototypes import carry_over
 
 MIXUP = 0.4
 """Alpha of the Beta distribution of gamma, which is drawn for each sample."""

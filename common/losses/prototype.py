@@ -38,8 +38,6 @@ FUSED_WORK = 2**27
 """Largest B * M * D for one program per sample; above, PyTorch's matrix products read the prototypes fewer times."""
 Backend = Literal["auto", "closed_form", "triton"]
 BACKENDS, REDUCTIONS = get_args(Backend), get_args(Reduce)
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-"""Types of labels; the losses take them as int64."""
 TOLERANCE = 1e-3
 """Largest relative difference from the closed form with which the kernel is used on a device."""
 
@@ -159,7 +157,7 @@ def _check(
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"prototype losses take features [B, D] and labels [B]; got {shapes}")
-    if not features.is_floating_point() or labels.dtype not in INTEGERS:
+    if not features.is_floating_point() or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"features must be floating-point and labels integers; got {features.dtype}, {labels.dtype}")
     constants = [prototypes.vectors, prototypes.weights, class_rows.vectors, positive_bias]
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in constants):

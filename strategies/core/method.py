@@ -379,14 +379,11 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
 
 def _check_phases(settings: RunSettings, model: nn.Module, *, frozen: bool) -> None:
     names = [name for name, _ in model.named_parameters() if not (frozen and name.startswith("backbone."))]
+    remedy = "set model.freeze=none" if frozen else "give it epochs, and names of parameters"
     for number, phase in enumerate(settings.method.phases(settings.train.epochs), 1):
         trained = [name for name in names if phase.trainable is None or phase.trainable(name)]
-        if trained and phase.epochs >= 1:
-            continue
-        remedy = "give it epochs, and names of parameters"
-        if frozen:
-            remedy = "set model.freeze=none"
-        raise ConfigError(f"{settings.method.name} has nothing to train in phase {number} of a round: {remedy}")
+        if not trained or phase.epochs < 1:
+            raise ConfigError(f"{settings.method.name} has nothing to train in phase {number} of a round: {remedy}")
 
 
 def server_context(settings: RunSettings, model: nn.Module, client_count: int) -> ServerContext:

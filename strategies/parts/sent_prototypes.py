@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from common.config import checked
+from common.numerics import NORM_FLOOR
 from common.prototypes import Clustering, PrototypeSet, cluster_prototypes, normalise_rows
 from common.storage import GlobalState
 from strategies.core.method import (
@@ -74,3 +75,24 @@ class SentClusters(Averaging):
         """Cluster the uploaded rows of each class with FINCH; return the plain mean of each cluster's rows."""
         rows = server.aggregation.rows([update.prototypes for update in updates])
         return cluster_prototypes(rows, clustering=self.clustering)
+
+
+def normalise_weights(prototypes: PrototypeSet) -> PrototypeSet:
+    """Weights divided by their class's total, so that each class has total mass 1 (FedPLCC). Zero totals stay zero."""
+    if not len(prototypes):
+        return prototypes
+    class_count = int(prototypes.labels[-1]) + 1
+    totals = torch.zeros(class_count, dtype=torch.float64, device=prototypes.weights.device)
+    totals.index_add_(0, prototypes.labels, prototypes.weights.double())
+    shares = prototypes.weights.double() / totals[prototypes.labels].clamp_min(NORM_FLOOR)
+    return PrototypeSet(prototypes.vectors, prototypes.labels, shares.float())
+
+
+def carry_over(current: PrototypeSet, previous: PrototypeSet) -> PrototypeSet:
+    """Return ``current`` plus the rows of ``previous`` for classes that it lacks (official FedProc)."""
+    missing = sorted(set(previous.classes) - set(current.classes))
+    if not missing:
+        return current
+    keep = torch.isin(previous.labels, torch.tensor(missing, device=previous.labels.device))
+    kept = PrototypeSet(previous.vectors[keep], previous.labels[keep], previous.weights[keep])
+    return PrototypeSet.concatenate([current, kept])

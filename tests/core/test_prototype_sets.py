@@ -11,13 +11,12 @@ from common.numerics import generator
 from common.prototypes import (
     ClassSums,
     PrototypeSet,
-    carry_over,
     class_means,
     cluster_prototypes,
-    normalise_weights,
     partition,
     unbiased_prototypes,
 )
+from strategies.parts.sent_prototypes import carry_over, normalise_weights
 
 
 def rows_of(*entries: tuple[int, list[float], float]) -> PrototypeSet:
