@@ -24,6 +24,7 @@ from server.run.files import RunFiles, check_version
 from server.run.history import History, append_lines
 from server.run.schema import EVENTS, read_lines
 from server.run.summary import SUMMARY, summary_of
+from strategies.core.participants import DATA_FIELDS
 
 MAX_NAMED = 5
 """Largest number of changed settings, files and packages that a message names."""
@@ -39,8 +40,6 @@ ENDINGS = ("finish", "failed", "stopped", INTERRUPTED)
 
 KILLED = "the part before ended without a word: its process was killed, or its machine stopped"
 """Why a part ended that has none of :data:`ENDINGS`, as the part after it records."""
-
-_DATA = ("samples", "class_counts", "split", "content")
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +321,7 @@ class ResumeCheck:
     def refuses(self, registration: Registration) -> str:
         """Return why a client cannot go on, because its data have changed; empty if it can."""
         known = self.registrations.get(registration.client, {})
-        other = [key for key in _DATA if known.get(key, "") not in ("", getattr(registration, key))]
+        other = [key for key in DATA_FIELDS if known.get(key, "") not in ("", getattr(registration, key))]
         if not other:
             return ""
         self.changed.append(f"{registration.client} ({', '.join(other)})")
