@@ -200,9 +200,7 @@ class Node:
             raise ConfigError('a SuperNode needs --node-config \'domain="..." data-dir="..."\'')
         place, count = self._whole_number("partition-id"), self._whole_number("num-partitions")
         if place >= count:
-            raise ConfigError(
-                f"--node-config: partition-id counts from 0, below num-partitions={count}; got {place}"
-            )
+            raise ConfigError(f"--node-config: partition-id counts from 0, below num-partitions={count}; got {place}")
         return specs[place::count]
 
     def _whole_number(self, key: str, *, default: int = 0) -> int:

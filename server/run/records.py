@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from common.errors import GoldfinchError
 from common.metrics import (
     COUNTED,
     ClassTotals,
@@ -24,8 +26,8 @@ from server.run.engine import Failure
 from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from server.run.history import History
 from server.run.measures import FurtherMeasures
-from strategies.core.federation import Federation, Outcome, Reply
-from strategies.core.method import ServerContext
+from strategies.core.federation import Federation, Outcome, Reply, check_combination
+from strategies.core.method import ServerContext, build_model
 
 ONE_CLASS = 0.9
 """Share of a domain's test images that are assigned to one class, from which the model counts as collapsed there."""
@@ -376,7 +378,8 @@ class Recorder:
         loss = self._training_loss.get(domain)
         guessing = math.log(max(2, self.server.class_count))  # the cross-entropy of equal probabilities
         early = scored_round < min(EARLY_ROUNDS, self.settings.train.rounds)
-        if early or domain in self._collapsed or loss is None or loss > guessing / 2:
+        averaged = any(name.endswith("running_mean") for name in self.server.shared)
+        if not averaged or early or domain in self._collapsed or loss is None or loss > guessing / 2:
             return
         if not self._has_counts(entry):
             return
@@ -508,12 +511,25 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
         longer.append("train.epochs=5")
     if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
         settings_to_try.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
-    if train.optimizer == "sgd":
+    if train.optimizer == "sgd" and _is_accepted(settings, train=replace(train, optimizer="adam")):
         settings_to_try.append("train.optimizer=adam train.learning_rate=0.001")
     own_statistics = getattr(settings.method, "refresh_statistics", False)
     if getattr(settings.model, "norm", None) == "batch" and not own_statistics:
-        settings_to_try.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
+        model: Any = settings.model
+        if _is_accepted(settings, model=replace(model, norm="group")):
+            settings_to_try.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
     return settings_to_try
+
+
+def _is_accepted(settings: RunSettings, **changes: Any) -> bool:
+    """Return whether the method, the network and the privacy settings allow a run with these changes."""
+    changed = replace(settings, **changes)
+    try:
+        clients = len(changed.clients)
+        check_combination(changed, build_model(changed, clients), clients)
+    except GoldfinchError:
+        return False
+    return True
 
 
 def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:

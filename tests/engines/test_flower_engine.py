@@ -355,7 +355,11 @@ SKETCH = {"domain": "sketch"}
         ({"domain": "skech"}, OVERRIDES, r"no client skech-0; did you mean 'sketch-0'"),
         ({**SKETCH, "index": 3}, OVERRIDES, "no client sketch-3"),
         ({**SKETCH, "data-dir": "/no/such"}, OVERRIDES, "data-dir /no/such is not a folder"),
-        ({**SKETCH, "index": "one"}, OVERRIDES, "ConfigError: --node-config: index must be a whole number, .* got 'one'"),
+        (
+            {**SKETCH, "index": "one"},
+            OVERRIDES,
+            "ConfigError: --node-config: index must be a whole number, .* got 'one'",
+        ),
         ({**SKETCH, "index": 1.5}, OVERRIDES, "index must be a whole number"),
         ({**SKETCH, "device": "gpu"}, OVERRIDES, "ConfigError: --node-config: device must be auto, cpu, .* got 'gpu'"),
         ({"partition-id": -1, "num-partitions": 2}, OVERRIDES, "partition-id must be a whole number"),
