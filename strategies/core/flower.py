@@ -186,8 +186,8 @@ class FlowerStrategy(Strategy):
         rounds = self.settings.train.rounds
         if self.settings.scheduled and number > rounds:
             raise ConfigError(
-                f"round {number}: {self.settings.method.name} follows a schedule over train.rounds={rounds} rounds; give "
-                "FlowerStrategy settings with as many rounds as Flower's ServerConfig has (num_rounds, divided by "
+                f"round {number}: {self.settings.method.name} follows a schedule over train.rounds={rounds} rounds; "
+                "give FlowerStrategy settings with as many rounds as Flower's ServerConfig has (num_rounds, divided by "
                 f"{len(self.settings.method.exchanges)}), and the nodes the same"
             )
 
@@ -244,8 +244,8 @@ class FlowerStrategy(Strategy):
             if server.exchange == self.settings.method.exchanges[-1]:
                 if names := closed.state.not_finite():
                     raise ConfigError(
-                        f"the state after round {server.round} has values in {names} that are not finite: try a smaller "
-                        "train.learning_rate or train.clip_norm=1"
+                        f"the state after round {server.round} has values in {names} that are not finite: try a "
+                        "smaller train.learning_rate or train.clip_norm=1"
                     )
                 self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}

@@ -358,7 +358,7 @@ SKETCH = {"domain": "sketch"}
         (
             {**SKETCH, "index": "one"},
             OVERRIDES,
-            "ConfigError: --node-config: index must be a whole number, .* got 'one'",
+            "ConfigError: --node-config: index must be a whole .* got 'one'",
         ),
         ({**SKETCH, "index": 1.5}, OVERRIDES, "index must be a whole number"),
         ({**SKETCH, "device": "gpu"}, OVERRIDES, "ConfigError: --node-config: device must be auto, cpu, .* got 'gpu'"),
