@@ -87,7 +87,7 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
 
 
 def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "method=scaffold", "rounds.transport=bfloat16"]
+    overrides = [*OVERRIDES, "method=fdse", "rounds.transport=bfloat16"]
     expected = through(InlineEngine, overrides, tmp_path / "inline")
     manager = deployment(tmp_path / "state", [*overrides, f"output={tmp_path / 'nodes'}"])
     found = through(lambda _: FlowerEngine(Deployment(*manager.nodes.values())), overrides, tmp_path / "nodes")
