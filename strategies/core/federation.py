@@ -362,7 +362,7 @@ class Federation:
         Args:
             asked: clients that were asked to train, >= 1.
         """
-        quorum = math.ceil(self.settings.rounds.quorum * asked)
+        quorum = max(1, math.ceil(self.settings.rounds.quorum * asked - 1e-9))  # 0.55 * 100 is above 55
         min_answers = self.settings.aggregation.min_answers
         if quorum >= min_answers:
             return quorum, "rounds.quorum"
