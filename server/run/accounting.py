@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,10 @@ DIGITS = 4
 
 LEDGER = "privacy.json"
 """The file of :class:`ReleaseCounts` in a run's folder."""
+
+COUNTS = ("counted", "came", "open", "lost")
+"""Counts of a client in a run: releases up to its last report, replies that arrived, requests since that report, and
+releases that the device does not know of, since it has lost its ledger."""
 
 RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """Statuses of replies that left the device."""
@@ -74,7 +78,8 @@ class ReleaseCounts:
     """The number of releases of each client, kept in ``privacy.json``; resuming a run never lowers it.
 
     A device counts its own releases for each run's id and reports the count with its reply. Requests since its last
-    report count as releases too, until it reports again.
+    report count as releases too, until it reports again. A device whose count does not grow has lost its ledger and
+    counts anew: what it released before stays.
 
     Args:
         folder: the run's folder.
@@ -110,16 +115,20 @@ class ReleaseCounts:
             self._of(run, client)["open"] += 1
         self._write()
 
-    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]], unsent: Collection[str] = ()) -> None:
         """Record the outcome of an exchange.
 
         Args:
             run: the run's id.
             rows: lines of ``replies.jsonl``.
+            unsent: clients whose request did not leave, so that they released nothing.
         """
         for row in rows:
             client, status = str(row["client"]), str(row["status"])
             entry = self._of(run, client)
+            if client in unsent:
+                entry["open"] = max(0, entry["open"] - 1)
+                continue
             entry["came"] += status in RELEASED
             for column in MEASUREMENTS:
                 if float(row.get(column) or 0) > 0:
@@ -128,8 +137,7 @@ class ReleaseCounts:
                 entry["open"] = max(0, entry["open"] - 1)
             releases = int(row.get("releases") or 0)
             if releases:
-                entry["counted"] = max(entry["counted"], releases)
-                entry["open"] = 0
+                _take_over(entry, releases)
                 sources = self._clients[client]["randomness"]
                 self._clients[client]["randomness"] = sorted({*sources, str(row.get("randomness") or "")})
         self._write()
@@ -152,22 +160,27 @@ class ReleaseCounts:
 
     def _of(self, run: str, client: str) -> dict[str, int]:
         entry = self._clients.setdefault(client, {"randomness": [], "runs": {}})
-        counts: dict[str, int] = entry["runs"].setdefault(run, {"counted": 0, "came": 0, "open": 0})
+        counts: dict[str, int] = entry["runs"].setdefault(run, dict.fromkeys(COUNTS, 0))
         return counts
 
     def _write(self) -> None:
         write_json(self.path, {"sent": self.sent, "clients": self._clients})
 
 
-def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's entry of ``privacy.json``, checked.
+def _take_over(entry: dict[str, int], releases: int) -> None:
+    """Take over the count of ``releases`` that a device reports."""
+    counted = entry["lost"] + releases
+    if counted <= entry["counted"]:  # the device has lost its ledger: each request since its last report may be one
+        counted = entry["counted"] + max(1, entry["open"])
+        entry["lost"] = counted - releases
+    entry["counted"], entry["open"] = counted, 0
 
-    The entry's counts by run are ``counted`` (releases that the device reported), ``open`` (requests since its last
-    report) and ``came`` (replies that arrived).
-    """
+
+def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's entry of ``privacy.json``, checked; its counts by run are :data:`COUNTS`."""
     runs: dict[str, dict[str, int]] = {}
     for run, counts in entry["runs"].items():
-        runs[str(run)] = {key: int(counts[key]) for key in ("counted", "came", "open")}
+        runs[str(run)] = {key: int(counts[key]) for key in COUNTS}
     return {"randomness": list(map(str, entry["randomness"])), "runs": runs}
 
 

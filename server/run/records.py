@@ -188,7 +188,8 @@ class Recorder:
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
         if self.account is not None:
-            self.account.ledger.count_replies(self.run_id, lines)
+            unsent = [client for client, was_sent in sent.items() if not was_sent]
+            self.account.ledger.count_replies(self.run_id, lines, unsent)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""

@@ -166,6 +166,29 @@ def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
     assert ReleaseCounts(tmp_path).releases() == {"x": 4, "y": 2}
 
 
+def test_a_device_that_has_lost_its_ledger_does_not_hide_what_it_released(tmp_path: Path) -> None:
+    """Of its releases one was lost on the way, so that there are fewer replies than releases."""
+    ledger = ReleaseCounts(tmp_path)
+    for answer in (row("x", "lost"), row("x", "trained", 2), row("x", "trained", 1), row("x", "trained", 2)):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ReleaseCounts(tmp_path).releases() == {"x": 4}
+    for answer in (row("x", "lost"), row("x", "trained", 1)):
+        ledger = ReleaseCounts(tmp_path)
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ledger.releases() == {"x": 6}, "the lost request may have been a release, before the ledger was lost"
+
+
+@pytest.mark.parametrize("status", ["late", "lost"])
+def test_a_request_that_did_not_leave_is_no_release(status: str, tmp_path: Path) -> None:
+    ledger = ReleaseCounts(tmp_path)
+    for answer, unsent in ((row("x", "trained", 1), ()), (row("x", status), ("x",)), (row("x", status), ("x",))):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer], unsent)
+    assert ledger.releases() == {"x": 1}
+
+
 def report_of(settings: RunSettings, *rows: dict[str, Any]) -> dict[str, Any]:
     """What a run reports whose devices sent these rows, with noise on prototypes and weights."""
     ledger = ReleaseCounts(settings.output_folder, {"prototypes": True, "weights": True})
