@@ -329,25 +329,32 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
     Args:
         runs: settings and folders; runs without differential privacy or without a release are left out.
     """
-    by_data: dict[str, list[tuple[GaussianPrivacy, ReleaseCounts]]] = {}
+    by_data: dict[str, list[tuple[RunSettings, ReleaseCounts]]] = {}
     for settings, folder in runs:
-        privacy, ledger = settings.privacy, ReleaseCounts(folder)
-        if isinstance(privacy, GaussianPrivacy) and any(ledger.releases().values()):
-            by_data.setdefault(settings.data.name, []).append((privacy, ledger))
+        ledger = ReleaseCounts(folder)
+        if isinstance(settings.privacy, GaussianPrivacy) and any(ledger.releases().values()):
+            by_data.setdefault(settings.data.name, []).append((settings, ledger))
     return {data: _total_report(spent) for data, spent in by_data.items()}
 
 
-def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dict[str, Any]:
+def _total_report(spent: Sequence[tuple[RunSettings, ReleaseCounts]]) -> dict[str, Any]:
     delta = 1.0
     units: set[Unit] = set()
+    columns: set[str] = set()
     history: list[tuple[list[float], int]] = []
     unmet: dict[str, None] = {}
-    for privacy, ledger in spent:
+    for settings, ledger in spent:
+        privacy = settings.privacy
+        assert isinstance(privacy, GaussianPrivacy)
         delta = min(delta, privacy.delta)
         units.add(privacy.unit)
+        if privacy.unit == "group":
+            columns.add(str(getattr(settings.data, "group", "")))
         noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
         history.append((list(noised.values()), max(ledger.releases().values())))
         unmet |= dict.fromkeys(unmet_conditions(unprotected_parts(privacy, ledger.sent), ledger.randomness()))
+    if len(columns) > 1:  # a group of one column may be several of another; a sample is in one of each
+        units.add("sample")
     value = rounded_up(composed(history, delta))
     epsilon_of_all = value
     if unmet:
