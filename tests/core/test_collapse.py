@@ -16,9 +16,9 @@ from common.metrics import ClassTotals
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
+from server.run.chance import chance, one_class, remedies
 from server.run.events import describe
 from server.run.history import read_lines
-from server.run.records import chance, one_class, remedies
 from strategies.core.federation import Federation
 
 
