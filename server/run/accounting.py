@@ -22,6 +22,7 @@ from common.regular_files import read_small
 from common.settings import RunSettings
 from common.storage import write_json
 from common.wire.messages import TRAINED_STATUSES
+from server.run.schema import REPLIES
 from strategies.core.federation import Federation
 from strategies.core.participants import Registry
 
@@ -85,15 +86,28 @@ class ReleaseCounts:
         folder: the run's folder.
         sent: whether clients send ``prototypes`` and ``weights``, in addition to what the file records.
         new_run: whether another run starts in the folder, which deletes the file.
+        resumed: whether the folder's run has rounds, so that the file must be there.
 
     Raises:
-        CheckpointError: the file is damaged, so the number of releases is unknown.
+        CheckpointError: the file is damaged or missing, so the number of releases is unknown.
     """
 
-    def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, new_run: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sent: Mapping[str, bool] = MappingProxyType({}),
+        *,
+        new_run: bool = False,
+        resumed: bool = False,
+    ) -> None:
         self.path = folder / LEDGER
         self.sent = {"prototypes": False, "weights": False, "measurements": False, **sent}
         self._clients: dict[str, dict[str, Any]] = {}
+        if resumed and not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is missing, so what clients have released is not known; restore it, or begin another run "
+                "in another output="
+            )
         if new_run:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
@@ -260,20 +274,25 @@ class PrivacyAccount:
         settings: the run's settings, with differential privacy.
         registry: the clients.
         sent: whether clients send ``prototypes`` and ``weights``.
+        resumed: whether the run has rounds that are done.
     """
 
-    def __init__(self, settings: RunSettings, registry: Registry, sent: Mapping[str, bool]) -> None:
+    def __init__(self, settings: RunSettings, registry: Registry, sent: Mapping[str, bool], *, resumed: bool) -> None:
         self.settings, self.registry = settings, registry
-        self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume)
+        self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume, resumed=resumed)
 
     @classmethod
-    def of(cls, settings: RunSettings, federation: Federation) -> PrivacyAccount | None:
-        """Return the account of a run; ``None`` without differential privacy."""
+    def of(cls, settings: RunSettings, federation: Federation, *, resumed: bool = False) -> PrivacyAccount | None:
+        """Return the account of a run; ``None`` without differential privacy.
+
+        Raises:
+            CheckpointError: the run is resumed, and what its clients released is not known.
+        """
         if not isinstance(settings.privacy, GaussianPrivacy):
             return None
         prototypes = settings.method.prototypes_from != "none"
         sent = {"prototypes": prototypes, "weights": bool(federation.server.shared)}
-        return cls(settings, federation.registry, sent)
+        return cls(settings, federation.registry, sent, resumed=resumed)
 
     def warnings(self) -> list[str]:
         """Return why there is no epsilon or a weak one, one sentence each."""
@@ -328,11 +347,17 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
 
     Args:
         runs: settings and folders; runs without differential privacy or without a release are left out.
+
+    Raises:
+        CheckpointError: the file of a run's releases is damaged or missing.
     """
     by_data: dict[str, list[tuple[RunSettings, ReleaseCounts]]] = {}
     for settings, folder in runs:
-        ledger = ReleaseCounts(folder)
-        if isinstance(settings.privacy, GaussianPrivacy) and any(ledger.releases().values()):
+        if not isinstance(settings.privacy, GaussianPrivacy):
+            continue
+        replies = folder / REPLIES
+        ledger = ReleaseCounts(folder, resumed=replies.exists() and replies.stat().st_size > 0)
+        if any(ledger.releases().values()):
             by_data.setdefault(settings.data.name, []).append((settings, ledger))
     return {data: _total_report(spent) for data, spent in by_data.items()}
 

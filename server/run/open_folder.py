@@ -71,10 +71,15 @@ class OpenFolder:
         return state
 
     def begin(self, state: GlobalState) -> Recorder:
-        """Write that the run begins or goes on with ``state``; return the recorder of its exchanges."""
+        """Write that the run begins or goes on with ``state``; return the recorder of its exchanges.
+
+        Raises:
+            CheckpointError: what the clients of a private run released is not known; its records are as they were.
+        """
         assert self._start is not None, "open() comes first"
+        resumed = self._start.checkpoint is not None
+        self.account = PrivacyAccount.of(self.settings, self.federation, resumed=resumed)
         take_over(self.settings, self._start, state.round)
-        self.account = PrivacyAccount.of(self.settings, self.federation)
         self.recorder = Recorder(self.settings, self.federation, self.history, self.account, self.checkpoints.run_id)
         self._announce(state)
         return self.recorder

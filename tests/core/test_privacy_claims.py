@@ -256,6 +256,26 @@ def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
         ReleaseCounts(tmp_path)
 
 
+@pytest.mark.parametrize("content", [None, "{"], ids=["missing", "damaged"])
+def test_a_resumed_run_that_does_not_know_its_releases_is_refused_and_keeps_its_records(
+    content: str | None, tmp_path: Path
+) -> None:
+    """Of clients that no later round asks, no report would tell what they released."""
+    settings = private("fpl", tmp_path, SYSTEM, train={"rounds": 2})
+    run(settings)
+    (tmp_path / LEDGER).unlink()
+    if content is not None:
+        (tmp_path / LEDGER).write_text(content)
+    records = ("scores.jsonl", "replies.jsonl", "config.yaml", "summary.json")
+    before = [(tmp_path / name).read_bytes() for name in records]
+    longer = private("fpl", tmp_path, SYSTEM, train={"rounds": 3})
+    with pytest.raises(CheckpointError, match=r"privacy\.json is (missing|damaged), so what clients have released"):
+        run(replace(longer, resume=True))
+    assert [(tmp_path / name).read_bytes() for name in records] == before
+    with pytest.raises(CheckpointError, match="is not known"):
+        total_reports([(settings, tmp_path)])
+
+
 def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:
     """Round 2 was answered and not kept: the devices have released three times, the record shows two."""
     settings = private("fpl", tmp_path, train={"rounds": 2})
