@@ -68,6 +68,7 @@ class OpenFolder:
             return None
         state = self.checkpoints.restore(start.checkpoint)
         self.checkpoints.earlier_seconds = start.seconds
+        self.federation.attempt = max(self.federation.attempt, start.attempt + 1)  # the clock may have been set back
         return state
 
     def begin(self, state: GlobalState) -> Recorder:
@@ -109,7 +110,12 @@ class OpenFolder:
             validation=settings.validation_scorers,
             unseen=list(settings.unseen_domains),
             told=best,
-            recorded={"scored": what_is_scored(method), "bound": method.bound, "processor": processor()},
+            recorded={
+                "scored": what_is_scored(method),
+                "bound": method.bound,
+                "processor": processor(),
+                "attempt": self.federation.attempt,
+            },
             **content,
         )
         if self.account is not None:

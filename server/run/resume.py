@@ -51,12 +51,14 @@ class RunStart:
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
         seconds: wall seconds of the parts before.
+        attempt: the largest number of a part before, also of one that ended without a checkpoint.
     """
 
     history: History
     checkpoint: Checkpoint | None
     check: ResumeCheck
     seconds: float = 0.0
+    attempt: int = 0
 
 
 def open_run(
@@ -93,7 +95,9 @@ def open_run(
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
         history.event("code changed", round=done, reason=changed)
-    return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)))
+    attempts = [entry.get("attempt", 0) for entry in read_lines(folder / EVENTS)]
+    attempt = max([checkpoint.attempt, *attempts])
+    return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)), attempt)
 
 
 def _seconds_of_end(folder: Path) -> float:
