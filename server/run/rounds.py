@@ -142,7 +142,7 @@ class RoundLoop:
             outcome, failures = self._exchange(state, participants, enough)
             if outcome.skipped:
                 if not outcome.admitted:
-                    check_errors_differ(failures, number, len(self.registry.expected))
+                    check_errors_differ(failures, number, self.settings)
                 self.state, self.federation.counted = replace(self.state, round=number), counted
                 self.recorder.record_skipped(number, outcome)
                 return False
