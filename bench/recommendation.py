@@ -1,15 +1,14 @@
 """Search a combination of methods on validation samples, and judge it on other data.
 
     python bench/recommendation.py                # every run that bench/results/recommendation.csv does not hold yet
-    python bench/recommendation.py --stages search judge  # some of the stages: search, temperature, judge ...
+    python bench/recommendation.py --stages search judge  # some of the stages: search, judge, ablation, unseen
     python bench/recommendation.py --table        # the tables of the rows that are there
     python bench/recommendation.py --dry-run      # one run of one round; writes nothing
 
-The stages search and temperature look at validation samples of glyphs and digits and at no test image. What the search
-found is written down in RECOMMENDED; temperature varies the temperature of FPL's losses in these. The stages judge and
-ablation score test images of Office-Caltech and PACS; unseen scores those of a domain without a client, for each domain
-of these two. PACS, Office-Caltech and the digits are subsets of the public sets; computer fonts stand in for SYN;
-glyphs are made on this machine.
+The stage search looks at validation samples of glyphs and digits and at no test image. What it found is written down in
+RECOMMENDED. The stages judge and ablation score test images of Office-Caltech and PACS; unseen scores those of a domain
+without a client, for each domain of these two. PACS, Office-Caltech and the digits are subsets of the public sets;
+computer fonts stand in for SYN; glyphs are made on this machine.
 """
 
 from __future__ import annotations
@@ -32,12 +31,9 @@ from bench.rows import append_rows, mean_and_spread, read_all
 from goldfinch.results.statistics import paired_difference
 
 RESULTS = Path(__file__).parent / "results" / "recommendation.csv"
-STAGES = ("search", "temperature", "judge", "unseen", "ablation")
-VALIDATED = ("search", "temperature")
-"""Stages that score validation samples and no test image."""
+STAGES = ("search", "judge", "unseen", "ablation")
 SEEDS = (0, 1, 2)
-SEARCH_SEEDS = (1000, 1001, 1002)
-"""Seeds of the stage temperature; the stage search has the first alone."""
+SEARCH_SEED = 1000
 
 COMMON = (
     "model=small", "engine=inline", "train.device=cpu", "train.batch_size=16", "train.rounds=6", "train.epochs=4",
@@ -140,26 +136,16 @@ def combinations() -> dict[str, tuple[str, ...]]:
 
 
 RECOMMENDED: Mapping[str, tuple[str, ...]] = {
-    "recommended, own models": combination("uniform", True, 0.02, "FPL", local=True),
-    "recommended, one model": combination("samples", True, 0.02, "FPL", local=False),
+    "recommended, own models": combination("uniform", True, 0.02, "none", local=True),
+    "recommended, one model": combination("uniform", True, 0.02, "FPL", local=False),
 }
 """The best of the search with a normalisation of each client's own, and the best with one model for all."""
 
-TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
-
-
-def tempered(name: str, temperature: float) -> tuple[str, ...]:
-    """Return the settings of a row of RECOMMENDED with another temperature of FPL's losses."""
-    kept = [setting for setting in RECOMMENDED[name] if not setting.startswith("method.temperature=")]
-    return (*kept, f"method.temperature={temperature}")
-
-
 ABLATIONS: Mapping[str, tuple[str, ...]] = {
-    "own models, without local norm": combination("uniform", True, 0.02, "FPL", local=False),
-    "own models, without FedDyn": combination("uniform", True, 0.0, "FPL", local=True),
-    "own models, without FPL": combination("uniform", True, 0.02, "none", local=True),
-    "own models, without views": combination("uniform", False, 0.02, "FPL", local=True),
-    "own models, temperature 0.05": tempered("recommended, own models", 0.05),
+    "own models, without local norm": combination("uniform", True, 0.02, "none", local=False),
+    "own models, without FedDyn": combination("uniform", True, 0.0, "none", local=True),
+    "own models, without views": combination("uniform", False, 0.02, "none", local=True),
+    "own models, with FPL": combination("uniform", True, 0.02, "FPL", local=True),
 }
 SINGLE: Mapping[str, tuple[str, ...]] = {
     "FedAvg": ("method=fedavg", TUNED),
@@ -195,14 +181,7 @@ class Job:
 def search_jobs() -> Iterator[Job]:
     """Every combination on both searched data sets, with one seed."""
     for (name, settings), data in product(combinations().items(), SEARCHED):
-        yield Job("search", data, name, settings, SEARCH_SEEDS[0])
-
-
-def temperature_jobs() -> Iterator[Job]:
-    """The recommendation with each temperature, on validation samples of both searched data sets."""
-    for seed, data, name, temperature in product(SEARCH_SEEDS, SEARCHED, RECOMMENDED, TEMPERATURES):
-        settings = tempered(name, temperature)
-        yield Job("temperature", data, f"{name}, temperature {temperature}", settings, seed)
+        yield Job("search", data, name, settings, SEARCH_SEED)
 
 
 def judge_jobs() -> Iterator[Job]:
@@ -212,7 +191,7 @@ def judge_jobs() -> Iterator[Job]:
 
 
 def ablation_jobs() -> Iterator[Job]:
-    """The recommendation with each part taken away in turn, and with the temperature of the stage temperature."""
+    """The recommendation with each part taken away in turn, and with FPL's losses."""
     for seed, data, (name, settings) in product(SEEDS, JUDGED, ABLATIONS.items()):
         yield Job("ablation", data, name, settings, seed)
 
@@ -229,7 +208,6 @@ def jobs(stage: str) -> list[Job]:
     """Return the runs of a stage, one of STAGES."""
     makers = {
         "search": search_jobs,
-        "temperature": temperature_jobs,
         "judge": judge_jobs,
         "unseen": unseen_jobs,
         "ablation": ablation_jobs,
@@ -239,7 +217,7 @@ def jobs(stage: str) -> list[Job]:
 
 def place(job: Job) -> list[str]:
     """Return the settings of a job's data."""
-    if job.stage in VALIDATED:
+    if job.stage == "search":
         validation = ["protocol.validation=0.3", "protocol.partition_seed=null", "rounds.test=false"]
         return [*SEARCHED[job.data], *validation]
     if job.stage in ("judge", "ablation"):
@@ -255,7 +233,7 @@ def place(job: Job) -> list[str]:
 def measure(job: Job, more: Sequence[str] = ()) -> dict[str, object]:
     """Run one job and return its row: average and worst accuracy over domains, in per cent.
 
-    In the stages of VALIDATED, these are on validation samples, in the round of the best average.
+    In the stage search, these are on validation samples, in the round of the best average.
     """
     settings = list(job.settings)
     found = "tuned=none"
@@ -268,7 +246,7 @@ def measure(job: Job, more: Sequence[str] = ()) -> dict[str, object]:
     chosen = [*common, *settings, f"seed={job.seed}", *place(job), found]
     with tempfile.TemporaryDirectory() as folder:
         run = gf.run(*chosen, f"output={folder}/run", *more, quiet=True)
-        if job.stage in VALIDATED:
+        if job.stage == "search":
             average, worst = float(run.summary["validation"]["average"]), None
         else:
             average, worst = run.average, round(run.worst, 2)
@@ -320,22 +298,6 @@ def search_table(rows: Sequence[Mapping[str, str]]) -> str:
         if gains:
             numbers = f"{statistics.mean(gains):+.1f} | {min(gains):+.1f} | {max(gains):+.1f}"
             lines.append(f"| {part} | {len(gains)} | {numbers} |")
-    return "\n".join(lines)
-
-
-def temperature_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return Markdown: the mean of both searched data sets by temperature, over the seeds that both have."""
-    heads = " | ".join(RECOMMENDED)
-    lines = [f"| temperature | {heads} |", "|---:|" + "---:|" * len(RECOMMENDED)]
-    for temperature in TEMPERATURES:
-        cells: list[str] = []
-        for name in RECOMMENDED:
-            first, second = (
-                averages(rows, "temperature", data, f"{name}, temperature {temperature}") for data in SEARCHED
-            )
-            means = [(first[seed] + second[seed]) / 2 for seed in first if seed in second]
-            cells.append(mean_and_spread(means, len(SEARCH_SEEDS)))
-        lines.append(f"| {temperature} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -402,7 +364,7 @@ def _compared(title: str, base: Mapping[str, float], other: Mapping[str, float])
 
 
 def ablation_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return Markdown: the recommendation, what is left without each of its parts, and the tuned temperature."""
+    """Return Markdown: the recommendation, what is left without each of its parts, and with FPL."""
     whole = "recommended, own models"
     heads = " | ".join(f"{data} | minus the whole" for data in JUDGED)
     lines = [f"| row | {heads} |", "|---|" + "---:|" * (2 * len(JUDGED))]
@@ -444,7 +406,7 @@ def main() -> None:
     if not chosen.table:
         run_missing(chosen.stages, chosen.seeds)
     rows = read_all(RESULTS)
-    for table in (search_table, temperature_table, judge_table, ablation_table, unseen_table):
+    for table in (search_table, judge_table, ablation_table, unseen_table):
         print(table(rows))
         print()
 

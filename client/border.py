@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -172,6 +173,8 @@ class Border(PrivateFolder):
     Args:
         folder: one for all domains of the device; created with the first file.
     """
+
+    needs_secret: ClassVar[str] = BORDER
 
     def check(self, side: str, images: Images) -> None:
         """Check that no image is on another side.

@@ -18,7 +18,7 @@ from client.border import Border
 from client.private_folder import PrivateFolder
 from common.accounting import composed, new_accountant
 from common.contract import Contract
-from common.errors import BudgetSpentError, DataError, PrivacyError
+from common.errors import BUDGET_SPENT, BudgetSpentError, DataError, PrivacyError
 
 FOLDER = ".privacy"
 """Folder of all ledgers, in the folder with clients' states by run. No run's id begins with a dot."""
@@ -144,7 +144,7 @@ class Ledger(PrivateFolder):
         for budget in budgets:
             if budget.max_releases is not None and count >= budget.max_releases:
                 raise BudgetSpentError(
-                    f"the privacy budget is spent: updates released of this device's data: {count}, and "
+                    f"{BUDGET_SPENT}: updates released of this device's data: {count}, and "
                     f"{budget.releases_key}={budget.max_releases} allows no more; nothing was sent"
                 )
             if budget.max_epsilon is not None:
@@ -188,11 +188,11 @@ def _check_epsilon(spent: Sequence[tuple[Sequence[float], int]], budget: Budget)
         raise PrivacyError(f"a part of this update would carry no noise, which {limit} forbids; nothing was sent")
     if not math.isfinite(value):
         raise BudgetSpentError(
-            f"the privacy budget is spent: updates without noise were released of this device's data before, and "
+            f"{BUDGET_SPENT}: updates without noise were released of this device's data before, and "
             f"{limit} allows no more; nothing was sent"
         )
     raise BudgetSpentError(
-        f"the privacy budget is spent: with this update epsilon would be {value:.4g} at delta {budget.delta:g}, and "
+        f"{BUDGET_SPENT}: with this update epsilon would be {value:.4g} at delta {budget.delta:g}, and "
         f"{limit} allows no more; nothing was sent"
     )
 

@@ -168,7 +168,13 @@ class Node:
         if not isinstance(resident, bool):
             raise ConfigError(f"--node-config: resident must be true or false; got {resident!r}")
         device = str(self.configuration.get("device", settings.train.device))
-        return replace(settings, train=replace(settings.train, device=device), model=self._network(settings.model))
+        try:
+            train = replace(settings.train, device=device)
+        except ValueError as error:
+            raise ConfigError(
+                f"--node-config: device must be auto, cpu, cuda or cuda:N; got {printable(device)[:100]!r}"
+            ) from error
+        return replace(settings, train=train, model=self._network(settings.model))
 
     def _network(self, model: ModelSpec) -> ModelSpec:
         """Return the run's network, with the device's own choice for its domain if it has one."""
@@ -185,14 +191,23 @@ class Node:
         node = self.configuration
         specs = sorted(settings.clients, key=lambda spec: spec.id)
         if "domain" in node:
-            wanted = ClientSpec(str(node["domain"]), int(str(node.get("index", 0))))
+            wanted = ClientSpec(str(node["domain"]), self._whole_number("index", default=0))
             if wanted not in specs:
                 ids = [spec.id for spec in specs]
                 raise ConfigError(f"--node-config: the protocol has no client {wanted.id}; {nearest(wanted.id, ids)}")
             return [wanted]
         if "partition-id" not in node or "num-partitions" not in node:
             raise ConfigError('a SuperNode needs --node-config \'domain="..." data-dir="..."\'')
-        return specs[int(str(node["partition-id"])) :: int(str(node["num-partitions"]))]
+        place, count = self._whole_number("partition-id"), self._whole_number("num-partitions")
+        if place >= count:
+            raise ConfigError(f"--node-config: partition-id counts from 0, below num-partitions={count}; got {place}")
+        return specs[place::count]
+
+    def _whole_number(self, key: str, *, default: int = 0) -> int:
+        text = str(self.configuration.get(key, default))
+        if not text.isdecimal():
+            raise ConfigError(f"--node-config: {key} must be a whole number, at least 0; got {printable(text)[:100]!r}")
+        return int(text)
 
     def _device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
         run = self.question.run

@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from common.errors import DataError
 from common.storage import write_text
@@ -29,6 +30,9 @@ class PrivateFolder:
         folder: created with the first file.
     """
 
+    needs_secret: ClassVar[str] = ""
+    """Name of the file whose content cannot be understood without the secret; empty if there is none."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -38,7 +42,7 @@ class PrivateFolder:
         Without the secret it reveals nothing about the texts; with the same secret, equal texts have equal hashes.
 
         Raises:
-            DataError: the secret cannot be read or written.
+            DataError: the secret cannot be read or written, or is missing beside a file that needs it.
         """
         return self.keyed_hashes([texts])[0]
 
@@ -53,14 +57,20 @@ class PrivateFolder:
     def _secret(self) -> bytes:
         path = self.folder / SECRET
         with self._locked():
+            remedy = "delete it"
+            kept = self.folder / self.needs_secret
+            if self.needs_secret and kept.exists():
+                remedy = f"restore it, because {kept} says nothing without it; deleting both forgets what it holds"
+                if not path.exists():
+                    raise DataError(f"{path}, this device's secret, is missing: {remedy}")
             if not path.exists():
                 self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
             try:
                 key = bytes.fromhex(path.read_text(encoding="ascii"))
             except (OSError, ValueError) as error:
-                raise DataError(f"{path}, this device's secret, cannot be read: {error}; delete it") from error
+                raise DataError(f"{path}, this device's secret, cannot be read: {error}; {remedy}") from error
         if len(key) != SECRET_BYTES:
-            raise DataError(f"{path}, this device's secret, has {len(key)} bytes, not {SECRET_BYTES}; delete it")
+            raise DataError(f"{path}, this device's secret, has {len(key)} bytes, not {SECRET_BYTES}; {remedy}")
         return key
 
     def _write(self, name: str, text: str) -> None:

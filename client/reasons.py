@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import (
+    BUDGET_SPENT,
     BudgetSpentError,
     ConfigError,
     ContractError,
@@ -30,7 +31,7 @@ OWN_KEYS = "privacy-"
 LOG = "the log of the device says more"
 
 REASONS: Mapping[type[Exception], str] = {
-    BudgetSpentError: f"the privacy budget is spent; nothing was sent, and {LOG}",
+    BudgetSpentError: f"{BUDGET_SPENT}; nothing was sent, and {LOG}",
     ContractError: (
         "the device's owner has not allowed what the run reads or computes; nothing was sent, and the log of the "
         "device says what to allow"

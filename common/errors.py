@@ -42,6 +42,10 @@ class PrivacyError(GoldfinchError):
     """An update that a device does not send, because its privacy budget or its own configuration forbids it."""
 
 
+BUDGET_SPENT = "the privacy budget is spent"
+"""How the text of a :class:`BudgetSpentError` begins, and the reason that a private device sends in its place."""
+
+
 class BudgetSpentError(PrivacyError):
     """An update that a device does not send, because a privacy budget is spent."""
 

@@ -201,6 +201,8 @@ class RunSettings:
         if getattr(self.aggregation, "robust", False):
             rule = self.choices.get("aggregation", type(self.aggregation).__name__)
             remedies[f"aggregation={rule}"] = "aggregation=mean"
+        if self.rounds.transport != "float32":
+            remedies[f"rounds.transport={self.rounds.transport}"] = "rounds.transport=float32"
         if isinstance(self.privacy, GaussianPrivacy) and self.privacy.update_clip is not None:
             remedies[f"privacy.update_clip={self.privacy.update_clip:g}"] = "privacy.update_clip=null"
         return remedies

@@ -13,6 +13,7 @@ from torch import Tensor
 from common.config import Positive, Search, ZeroToOne, checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
+from common.settings import RunSettings
 from common.storage import GlobalState, under_prefix, with_prefix
 from strategies.core.method import (
     Averaging,
@@ -90,6 +91,15 @@ class SCAFFOLD(Averaging):
         """Return True: ``c`` is the mean of the c_k only if the server counts what each client sent."""
         return self.control > 0
 
+    def check(self, settings: RunSettings) -> None:
+        """Refuse another optimiser than SGD."""
+        super().check(settings)
+        if settings.train.optimizer != "sgd":
+            raise ConfigError(
+                f"train.optimizer={settings.train.optimizer}: SCAFFOLD's control variates are gradients measured from "
+                "SGD's steps; set train.optimizer=sgd"
+            )
+
     def edit_gradients(self, local: ClientContext) -> None:
         """``g <- g + control (c - c_k)``."""
         add_linear(local.model, local.cached("direction", lambda: self._direction(local)), self.control)
@@ -114,11 +124,6 @@ class SCAFFOLD(Averaging):
 
     def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
         """Return the initial state with ``c = 0``."""
-        if server.train.optimizer != "sgd":
-            raise ConfigError(
-                f"train.optimizer={server.train.optimizer}: SCAFFOLD's control variates are gradients measured from "
-                "SGD's steps; set train.optimizer=sgd"
-            )
         zeros: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             if name in server.parameters:

@@ -45,7 +45,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         r"client\.(app|node|supernode|reasons|private_folder|resident\..*)",
     ),
     "what reads a record again, and tells people of it": (
-        r"server\.run\.(schema|files|summary|trackers|tail|events|prototype_log)",
+        r"server\.run\.(chance|schema|files|summary|trackers|tail|events|prototype_log)",
         r"common\.extras",
     ),
     "what makes steps quick, and changes no bit": (

@@ -98,6 +98,8 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
             raise ConfigError(f"--node {name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
     files, made = Certificates(folder), list[tuple[str, Path]]()
     hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
+    for host in hosts:
+        _general_name(host)  # before a file is made
     if files.authority.exists():
         made.append(("kept the authority", files.authority))
     else:

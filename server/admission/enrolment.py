@@ -33,7 +33,7 @@ RESTORE_SECONDS = 180.0
 ENROL_SECONDS = 30.0
 """How long :meth:`Enrolment.enrol` does."""
 
-DISMISSED, DISMISSED_WORDS = ".dismissed-device", 3
+DISMISSED = ".dismissed-device"
 """Ending of the file that a dismissed device leaves: its number, its client, and the date."""
 
 CLIENT = re.compile(r".+-\d+")
@@ -142,9 +142,10 @@ class Enrolment:
         """The devices that were dismissed: client, and when, in seconds since 1970, by name."""
         devices = {}
         for path in sorted(self.folder.glob(f"nodes/*{DISMISSED}")):
-            words = path.read_text().split()
-            if len(words) == DISMISSED_WORDS:
-                devices[path.name.removesuffix(DISMISSED)] = (words[1], datetime.fromisoformat(words[2]).timestamp())
+            _, _, rest = path.read_text().strip().partition(" ")
+            client, _, when = rest.rpartition(" ")  # a client's name may have spaces
+            if client:
+                devices[path.name.removesuffix(DISMISSED)] = (client, datetime.fromisoformat(when).timestamp())
         return devices
 
     def check_kit(self, name: str, server: str) -> None:
@@ -230,9 +231,10 @@ class Enrolment:
     def _kept(self, name: str) -> list[str]:
         """Return a device's number and client as they were enrolled from this folder; empty if it was not."""
         try:
-            return self._number_file(name).read_text().split()
+            text = self._number_file(name).read_text()
         except FileNotFoundError:
             return []
+        return text.rstrip().split(maxsplit=1)  # a client's name may have spaces
 
     def _check(self, name: str) -> None:
         if name not in self.known:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from common.regular_files import read_small
 from common.settings import RunSettings
 from common.storage import write_json
 from common.wire.messages import TRAINED_STATUSES
+from server.run.schema import REPLIES
 from strategies.core.federation import Federation
 from strategies.core.participants import Registry
 
@@ -30,6 +31,10 @@ DIGITS = 4
 
 LEDGER = "privacy.json"
 """The file of :class:`ReleaseCounts` in a run's folder."""
+
+COUNTS = ("counted", "came", "open", "lost")
+"""Counts of a client in a run: releases up to its last report, replies that arrived, requests since that report, and
+releases that the device does not know of, since it has lost its ledger."""
 
 RELEASED = TRAINED_STATUSES | {"refused", "late"}
 """Statuses of replies that left the device."""
@@ -74,21 +79,35 @@ class ReleaseCounts:
     """The number of releases of each client, kept in ``privacy.json``; resuming a run never lowers it.
 
     A device counts its own releases for each run's id and reports the count with its reply. Requests since its last
-    report count as releases too, until it reports again.
+    report count as releases too, until it reports again. A device whose count does not grow has lost its ledger and
+    counts anew: what it released before stays.
 
     Args:
         folder: the run's folder.
         sent: whether clients send ``prototypes`` and ``weights``, in addition to what the file records.
         new_run: whether another run starts in the folder, which deletes the file.
+        resumed: whether the folder's run has rounds, so that the file must be there.
 
     Raises:
-        CheckpointError: the file is damaged, so the number of releases is unknown.
+        CheckpointError: the file is damaged or missing, so the number of releases is unknown.
     """
 
-    def __init__(self, folder: Path, sent: Mapping[str, bool] = MappingProxyType({}), *, new_run: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sent: Mapping[str, bool] = MappingProxyType({}),
+        *,
+        new_run: bool = False,
+        resumed: bool = False,
+    ) -> None:
         self.path = folder / LEDGER
         self.sent = {"prototypes": False, "weights": False, "measurements": False, **sent}
         self._clients: dict[str, dict[str, Any]] = {}
+        if resumed and not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is missing, so what clients have released is not known; restore it, or begin another run "
+                "in another output="
+            )
         if new_run:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
@@ -110,16 +129,20 @@ class ReleaseCounts:
             self._of(run, client)["open"] += 1
         self._write()
 
-    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def count_replies(self, run: str, rows: Iterable[Mapping[str, Any]], unsent: Collection[str] = ()) -> None:
         """Record the outcome of an exchange.
 
         Args:
             run: the run's id.
             rows: lines of ``replies.jsonl``.
+            unsent: clients whose request did not leave, so that they released nothing.
         """
         for row in rows:
             client, status = str(row["client"]), str(row["status"])
             entry = self._of(run, client)
+            if client in unsent:
+                entry["open"] = max(0, entry["open"] - 1)
+                continue
             entry["came"] += status in RELEASED
             for column in MEASUREMENTS:
                 if float(row.get(column) or 0) > 0:
@@ -128,8 +151,7 @@ class ReleaseCounts:
                 entry["open"] = max(0, entry["open"] - 1)
             releases = int(row.get("releases") or 0)
             if releases:
-                entry["counted"] = max(entry["counted"], releases)
-                entry["open"] = 0
+                _take_over(entry, releases)
                 sources = self._clients[client]["randomness"]
                 self._clients[client]["randomness"] = sorted({*sources, str(row.get("randomness") or "")})
         self._write()
@@ -152,22 +174,27 @@ class ReleaseCounts:
 
     def _of(self, run: str, client: str) -> dict[str, int]:
         entry = self._clients.setdefault(client, {"randomness": [], "runs": {}})
-        counts: dict[str, int] = entry["runs"].setdefault(run, {"counted": 0, "came": 0, "open": 0})
+        counts: dict[str, int] = entry["runs"].setdefault(run, dict.fromkeys(COUNTS, 0))
         return counts
 
     def _write(self) -> None:
         write_json(self.path, {"sent": self.sent, "clients": self._clients})
 
 
-def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's entry of ``privacy.json``, checked.
+def _take_over(entry: dict[str, int], releases: int) -> None:
+    """Take over the count of ``releases`` that a device reports."""
+    counted = entry["lost"] + releases
+    if counted <= entry["counted"]:  # the device has lost its ledger: each request since its last report may be one
+        counted = entry["counted"] + max(1, entry["open"])
+        entry["lost"] = counted - releases
+    entry["counted"], entry["open"] = counted, 0
 
-    The entry's counts by run are ``counted`` (releases that the device reported), ``open`` (requests since its last
-    report) and ``came`` (replies that arrived).
-    """
+
+def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's entry of ``privacy.json``, checked; its counts by run are :data:`COUNTS`."""
     runs: dict[str, dict[str, int]] = {}
     for run, counts in entry["runs"].items():
-        runs[str(run)] = {key: int(counts[key]) for key in ("counted", "came", "open")}
+        runs[str(run)] = {key: int(counts[key]) for key in COUNTS}
     return {"randomness": list(map(str, entry["randomness"])), "runs": runs}
 
 
@@ -247,20 +274,25 @@ class PrivacyAccount:
         settings: the run's settings, with differential privacy.
         registry: the clients.
         sent: whether clients send ``prototypes`` and ``weights``.
+        resumed: whether the run has rounds that are done.
     """
 
-    def __init__(self, settings: RunSettings, registry: Registry, sent: Mapping[str, bool]) -> None:
+    def __init__(self, settings: RunSettings, registry: Registry, sent: Mapping[str, bool], *, resumed: bool) -> None:
         self.settings, self.registry = settings, registry
-        self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume)
+        self.ledger = ReleaseCounts(settings.output_folder, sent, new_run=not settings.resume, resumed=resumed)
 
     @classmethod
-    def of(cls, settings: RunSettings, federation: Federation) -> PrivacyAccount | None:
-        """Return the account of a run; ``None`` without differential privacy."""
+    def of(cls, settings: RunSettings, federation: Federation, *, resumed: bool = False) -> PrivacyAccount | None:
+        """Return the account of a run; ``None`` without differential privacy.
+
+        Raises:
+            CheckpointError: the run is resumed, and what its clients released is not known.
+        """
         if not isinstance(settings.privacy, GaussianPrivacy):
             return None
         prototypes = settings.method.prototypes_from != "none"
         sent = {"prototypes": prototypes, "weights": bool(federation.server.shared)}
-        return cls(settings, federation.registry, sent)
+        return cls(settings, federation.registry, sent, resumed=resumed)
 
     def warnings(self) -> list[str]:
         """Return why there is no epsilon or a weak one, one sentence each."""
@@ -315,26 +347,39 @@ def total_reports(runs: Sequence[tuple[RunSettings, Path]]) -> dict[str, dict[st
 
     Args:
         runs: settings and folders; runs without differential privacy or without a release are left out.
+
+    Raises:
+        CheckpointError: the file of a run's releases is damaged or missing.
     """
-    by_data: dict[str, list[tuple[GaussianPrivacy, ReleaseCounts]]] = {}
+    by_data: dict[str, list[tuple[RunSettings, ReleaseCounts]]] = {}
     for settings, folder in runs:
-        privacy, ledger = settings.privacy, ReleaseCounts(folder)
-        if isinstance(privacy, GaussianPrivacy) and any(ledger.releases().values()):
-            by_data.setdefault(settings.data.name, []).append((privacy, ledger))
+        if not isinstance(settings.privacy, GaussianPrivacy):
+            continue
+        replies = folder / REPLIES
+        ledger = ReleaseCounts(folder, resumed=replies.exists() and replies.stat().st_size > 0)
+        if any(ledger.releases().values()):
+            by_data.setdefault(settings.data.name, []).append((settings, ledger))
     return {data: _total_report(spent) for data, spent in by_data.items()}
 
 
-def _total_report(spent: Sequence[tuple[GaussianPrivacy, ReleaseCounts]]) -> dict[str, Any]:
+def _total_report(spent: Sequence[tuple[RunSettings, ReleaseCounts]]) -> dict[str, Any]:
     delta = 1.0
     units: set[Unit] = set()
+    columns: set[str] = set()
     history: list[tuple[list[float], int]] = []
     unmet: dict[str, None] = {}
-    for privacy, ledger in spent:
+    for settings, ledger in spent:
+        privacy = settings.privacy
+        assert isinstance(privacy, GaussianPrivacy)
         delta = min(delta, privacy.delta)
         units.add(privacy.unit)
+        if privacy.unit == "group":
+            columns.add(str(getattr(settings.data, "group", "")))
         noised = privacy.noised(prototypes=ledger.sent["prototypes"], weights=ledger.sent["weights"])
         history.append((list(noised.values()), max(ledger.releases().values())))
         unmet |= dict.fromkeys(unmet_conditions(unprotected_parts(privacy, ledger.sent), ledger.randomness()))
+    if len(columns) > 1:  # a group of one column may be several of another; a sample is in one of each
+        units.add("sample")
     value = rounded_up(composed(history, delta))
     epsilon_of_all = value
     if unmet:

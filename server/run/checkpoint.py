@@ -149,7 +149,6 @@ class RunCheckpoints:
         federation.registry.key = checkpoint.key
         federation.remember(checkpoint.memory)
         federation.counted = checkpoint.counted
-        federation.attempt = max(federation.attempt, checkpoint.attempt + 1)
         self.run_id, self.earlier_seconds = checkpoint.run, checkpoint.seconds
         return checkpoint.state
 

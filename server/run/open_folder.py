@@ -68,13 +68,19 @@ class OpenFolder:
             return None
         state = self.checkpoints.restore(start.checkpoint)
         self.checkpoints.earlier_seconds = start.seconds
+        self.federation.attempt = max(self.federation.attempt, start.attempt + 1)  # the clock may have been set back
         return state
 
     def begin(self, state: GlobalState) -> Recorder:
-        """Write that the run begins or goes on with ``state``; return the recorder of its exchanges."""
+        """Write that the run begins or goes on with ``state``; return the recorder of its exchanges.
+
+        Raises:
+            CheckpointError: what the clients of a private run released is not known; its records are as they were.
+        """
         assert self._start is not None, "open() comes first"
+        resumed = self._start.checkpoint is not None
+        self.account = PrivacyAccount.of(self.settings, self.federation, resumed=resumed)
         take_over(self.settings, self._start, state.round)
-        self.account = PrivacyAccount.of(self.settings, self.federation)
         self.recorder = Recorder(self.settings, self.federation, self.history, self.account, self.checkpoints.run_id)
         self._announce(state)
         return self.recorder
@@ -104,7 +110,12 @@ class OpenFolder:
             validation=settings.validation_scorers,
             unseen=list(settings.unseen_domains),
             told=best,
-            recorded={"scored": what_is_scored(method), "bound": method.bound, "processor": processor()},
+            recorded={
+                "scored": what_is_scored(method),
+                "bound": method.bound,
+                "processor": processor(),
+                "attempt": self.federation.attempt,
+            },
             **content,
         )
         if self.account is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.metrics import (
     COUNTED,
@@ -20,6 +20,7 @@ from common.settings import RunSettings
 from common.wire.messages import SCALED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
 from server.run.accounting import PrivacyAccount
+from server.run.chance import chance, one_class, remedies
 from server.run.engine import Failure
 from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
 from server.run.history import History
@@ -27,14 +28,8 @@ from server.run.measures import FurtherMeasures
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
-ONE_CLASS = 0.9
-"""Share of a domain's test images that are assigned to one class, from which the model counts as collapsed there."""
-
 EARLY_ROUNDS = 3
 """Before this round a model may assign all images to one class and recover, or be at chance and learn."""
-
-FEW_STEPS = 200
-"""Steps of a client in a whole run, below which more steps are suggested to a run at chance."""
 
 Further = Mapping[str, float | None]
 """Values of further metrics of a domain, ``None`` for one that is not defined."""
@@ -186,7 +181,8 @@ class Recorder:
                 line |= _byte_columns("down", message_parts, message_size + request_size)
         self.history.add_replies(lines)
         if self.account is not None:
-            self.account.ledger.count_replies(self.run_id, lines)
+            unsent = [client for client, was_sent in sent.items() if not was_sent]
+            self.account.ledger.count_replies(self.run_id, lines, unsent)
 
     def _reply_line(self, reply: Reply) -> dict[str, Any]:
         """Return the line of an accepted reply, without the bytes of the message that was sent to the client."""
@@ -376,7 +372,8 @@ class Recorder:
         loss = self._training_loss.get(domain)
         guessing = math.log(max(2, self.server.class_count))  # the cross-entropy of equal probabilities
         early = scored_round < min(EARLY_ROUNDS, self.settings.train.rounds)
-        if early or domain in self._collapsed or loss is None or loss > guessing / 2:
+        averaged = any(name.endswith("running_mean") for name in self.server.shared)
+        if not averaged or early or domain in self._collapsed or loss is None or loss > guessing / 2:
             return
         if not self._has_counts(entry):
             return
@@ -461,85 +458,6 @@ class Recorder:
             reason = "no client that takes part can score it"
             self.history.event("score missing", round=scored_round, domain=domain, status="unasked", reason=reason)
         self._unscored = unscored
-
-
-class Chance(NamedTuple):
-    """The score of a model that predicts the most frequent class of each domain for all of its images.
-
-    Args:
-        average: over domains, in per cent.
-        error: the standard error of that average for a model that guesses as often right, in percentage points.
-    """
-
-    average: float
-    error: float
-
-
-def chance(counts: Sequence[ClassTotals]) -> Chance:
-    """Return the score at chance.
-
-    Args:
-        counts: images by class of each domain, at least one domain with at least one image.
-    """
-    shares: list[float] = []
-    variance = 0.0
-    for each in counts:
-        share = max(each.true) / sum(each.true)
-        shares.append(share)
-        variance += share * (1 - share) / sum(each.true)
-    return Chance(100 * sum(shares) / len(shares), 100 * math.sqrt(variance) / len(shares))
-
-
-def remedies(settings: RunSettings, steps: int) -> list[str]:
-    """Return settings that may help a run at chance and that it lacks, with a reason; the likeliest come first.
-
-    Args:
-        settings: the run's settings.
-        steps: a client's steps in a round.
-    """
-    settings_to_try: list[str] = []
-    train = settings.train
-    if settings.data.augmentation.normalisation == "fixed":
-        settings_to_try.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
-    longer: list[str] = []
-    if train.batch_size > 8:
-        longer.append("train.batch_size=8")
-    if train.epochs < 5:
-        longer.append("train.epochs=5")
-    if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
-        settings_to_try.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
-    if train.optimizer == "sgd":
-        settings_to_try.append("train.optimizer=adam train.learning_rate=0.001")
-    own_statistics = getattr(settings.method, "refresh_statistics", False)
-    if getattr(settings.model, "norm", None) == "batch" and not own_statistics:
-        settings_to_try.append("model.norm=group (batch normalisation's averaged statistics may fit no domain)")
-    return settings_to_try
-
-
-def one_class(confusion: Sequence[Sequence[int]]) -> tuple[int, float] | None:
-    """Return the class that a model assigns nearly every image to, and the share of images, or nothing.
-
-    Args:
-        confusion: images by true class (row) and predicted class (column).
-
-    Returns:
-        The class and its share of the predictions, at least :data:`ONE_CLASS`; ``None`` if no class has that share, or
-        if most of the images are of that class.
-    """
-    total = 0
-    predicted = [0] * len(confusion)
-    for row in confusion:
-        total += sum(row)
-        for label, count in enumerate(row):
-            predicted[label] += count
-    if not total:
-        return None
-    label = predicted.index(max(predicted))
-    share = predicted[label] / total
-    true_share = sum(confusion[label]) / total
-    if share < ONE_CLASS or true_share > 0.5:
-        return None
-    return label, share
 
 
 def _entries_by_domain(outcome: Outcome) -> dict[str, dict[str, list[Mapping[str, Any]]]]:

@@ -24,6 +24,7 @@ from server.run.files import RunFiles, check_version
 from server.run.history import History, append_lines
 from server.run.schema import EVENTS, read_lines
 from server.run.summary import SUMMARY, summary_of
+from strategies.core.participants import DATA_FIELDS
 
 MAX_NAMED = 5
 """Largest number of changed settings, files and packages that a message names."""
@@ -40,8 +41,6 @@ ENDINGS = ("finish", "failed", "stopped", INTERRUPTED)
 KILLED = "the part before ended without a word: its process was killed, or its machine stopped"
 """Why a part ended that has none of :data:`ENDINGS`, as the part after it records."""
 
-_DATA = ("samples", "class_counts", "split", "content")
-
 
 @dataclass(frozen=True, eq=False)
 class RunStart:
@@ -52,12 +51,14 @@ class RunStart:
         checkpoint: the checkpoint that the run is resumed from; ``None`` if it is new.
         check: what the clients registered before; empty if the run is new.
         seconds: wall seconds of the parts before.
+        attempt: the largest number of a part before, also of one that ended without a checkpoint.
     """
 
     history: History
     checkpoint: Checkpoint | None
     check: ResumeCheck
     seconds: float = 0.0
+    attempt: int = 0
 
 
 def open_run(
@@ -94,7 +95,9 @@ def open_run(
     changed = changed_code(folder, settings.own_packages, resumed=True)
     if changed:
         history.event("code changed", round=done, reason=changed)
-    return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)))
+    attempts = [entry.get("attempt", 0) for entry in read_lines(folder / EVENTS)]
+    attempt = max([checkpoint.attempt, *attempts])
+    return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)), attempt)
 
 
 def _seconds_of_end(folder: Path) -> float:
@@ -322,7 +325,7 @@ class ResumeCheck:
     def refuses(self, registration: Registration) -> str:
         """Return why a client cannot go on, because its data have changed; empty if it can."""
         known = self.registrations.get(registration.client, {})
-        other = [key for key in _DATA if known.get(key, "") not in ("", getattr(registration, key))]
+        other = [key for key in DATA_FIELDS if known.get(key, "") not in ("", getattr(registration, key))]
         if not other:
             return ""
         self.changed.append(f"{registration.client} ({', '.join(other)})")

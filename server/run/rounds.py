@@ -142,7 +142,7 @@ class RoundLoop:
             outcome, failures = self._exchange(state, participants, enough)
             if outcome.skipped:
                 if not outcome.admitted:
-                    check_errors_differ(failures, number, len(self.registry.expected))
+                    check_errors_differ(failures, number, self.settings)
                 self.state, self.federation.counted = replace(self.state, round=number), counted
                 self.recorder.record_skipped(number, outcome)
                 return False
@@ -208,9 +208,12 @@ class RoundLoop:
 
     def _is_scored(self, number: int) -> bool:
         """Return whether round ``number`` is scored: every ``evaluate_every`` rounds, and the last if scored itself."""
-        if self.method.scores_new_state and number == self.settings.train.rounds:
-            return True
-        return (number - 1) % self.settings.rounds.evaluate_every == 0
+        done = number - 1
+        if self.method.scores_new_state:
+            if number == self.settings.train.rounds:
+                return True
+            done = number
+        return done % self.settings.rounds.evaluate_every == 0
 
     def _finish(self) -> None:
         """Score the last state, unless its own round scored it, and write how the run ended."""

@@ -147,6 +147,7 @@ class Event(TypedDict):
     error: NotRequired[Text]
     places: NotRequired[list[Text]]
     counted: NotRequired[Integer]
+    attempt: NotRequired[Integer]
     registered: NotRequired[Integer]
     start_seconds: NotRequired[Finite]
     clock_ahead: NotRequired[Finite]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import EngineError
+from common.errors import BUDGET_SPENT, EngineError
 from common.settings import RunSettings
 from server.run.engine import Failure
 from server.run.history import History
@@ -47,15 +47,16 @@ def not_finite(names: str, number: int) -> EngineError:
     )
 
 
-def check_errors_differ(failures: Sequence[Failure], number: int, clients: int) -> None:
+def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunSettings) -> None:
     """Stop a run in which every client raised the same error: further rounds would be the same.
 
-    One client's error may be its own fault, so at least two clients must have failed, or the only one.
+    One client's error may be its own fault, so at least two clients must have failed, or the only one. Where privacy
+    budgets are spent, clients that were not asked may have some left, so all must have failed.
 
     Args:
         failures: the failures of an exchange without an accepted reply.
         number: the round.
-        clients: clients of the run.
+        settings: the run's settings.
 
     Raises:
         EngineError: all clients raised the same error; the message has its traceback.
@@ -65,11 +66,19 @@ def check_errors_differ(failures: Sequence[Failure], number: int, clients: int) 
         if failure.status != "failed" or not failure.reason:
             return
         reasons.add(failure.reason)
+    clients = len(settings.clients)
     if len(reasons) != 1 or len(failures) < min(2, clients):
         return
+    reason = reasons.pop()
     lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
     advice = "Every further round would fail the same way, so the run stops. Fix the cause; resume=true continues."
-    message = [f"in round {number} every client that was asked raised the same: {reasons.pop()}", advice]
+    if reason.startswith(BUDGET_SPENT):
+        if len(failures) < clients:
+            return
+        advice = "No further round can be held."
+        if number > 1 and not settings.scheduled:
+            advice += f" The state of round {number - 1} is kept: resume=true train.rounds={number - 1} scores it."
+    message = [f"in round {number} every client that was asked raised the same: {reason}", advice]
     raise EngineError("\n  ".join([*message, *lines[-MAX_LINES:]]))
 
 

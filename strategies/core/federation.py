@@ -155,11 +155,7 @@ class Federation:
         """Test images by client and domain, as each client first reported them."""
         model = self.new_model()
         self.server = server_context(settings, model, len(self.registry.expected))
-        participants = settings.rounds.sampled(len(self.registry.expected))
-        settings.aggregation.check(self.method.name, self.method.averages, participants)
-        self.method.check(settings)
-        _check_keeps_something(self.method, model)
-        check_request(UNKNOWN, settings, model, len(self.registry.expected))
+        check_combination(settings, model, len(self.registry.expected))
 
     def new_model(self, domain: str | None = None) -> nn.Module:
         """Return a model with its initial weights: of a domain's clients, or the server's."""
@@ -366,7 +362,7 @@ class Federation:
         Args:
             asked: clients that were asked to train, >= 1.
         """
-        quorum = math.ceil(self.settings.rounds.quorum * asked)
+        quorum = max(1, math.ceil(self.settings.rounds.quorum * asked - 1e-9))  # 0.55 * 100 is above 55
         min_answers = self.settings.aggregation.min_answers
         if quorum >= min_answers:
             return quorum, "rounds.quorum"
@@ -441,6 +437,24 @@ class Federation:
         """Continue with the memory of a checkpoint, see :meth:`memory`."""
         for applied in self.filters:
             applied.remember(memory)
+
+
+def check_combination(settings: RunSettings, model: nn.Module, client_count: int) -> None:
+    """Check that the method can be combined with the run's other settings.
+
+    Args:
+        settings: the run's settings.
+        model: its model, extended.
+        client_count: number of clients of the run.
+
+    Raises:
+        ConfigError: the method cannot be combined with the aggregation rule, a filter, the network or privacy.
+    """
+    method: Method = settings.method
+    settings.aggregation.check(method.name, method.averages, settings.rounds.sampled(client_count))
+    method.check(settings)
+    _check_keeps_something(method, model)
+    check_request(UNKNOWN, settings, model, client_count)
 
 
 def _check_keeps_something(method: Method, model: nn.Module) -> None:

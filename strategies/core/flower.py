@@ -118,8 +118,7 @@ class FlowerStrategy(Strategy):
 
     The strategy works with Flower's own ``Server``: nodes register in the first round, every node takes part in every
     round, updates are checked and aggregated, and the devices' scores appear as Flower's fit metrics. If an exchange
-    misses
-    its quorum, the round ends: its further exchanges ask no client, and the state of the previous round is kept.
+    misses its quorum, the round ends: its further exchanges ask no client, and the state of the previous round is kept.
     Goldfinch's own round loop adds sampling, deadlines, checkpoints and history, and uses this module's encoding.
 
     Args:
@@ -128,7 +127,8 @@ class FlowerStrategy(Strategy):
         run: id under which nodes keep their own state.
 
     Raises:
-        ConfigError: the settings have an attack, or cannot be combined.
+        ConfigError: the settings have an attack, or cannot be combined. In a round: it is beyond the schedule of the
+            method or of the learning rate, or the state is no longer finite.
     """
 
     def __init__(self, method: Method, settings: RunSettings | None = None, run: str = "flower") -> None:
@@ -162,6 +162,7 @@ class FlowerStrategy(Strategy):
             self._register(node, proxies)
         exchanges = self.settings.method.exchanges
         logical_round, step = divmod(server_round - 1, len(exchanges))
+        self._check_schedule(logical_round + 1)
         exchange = exchanges[step]
         self.federation.begin(logical_round + 1, exchange, score=exchange == self.settings.method.scored_at)
         if step == 0:
@@ -179,6 +180,16 @@ class FlowerStrategy(Strategy):
             proxy = proxies[self._nodes[name]]
             instructions.append((proxy, request_to_fit_ins(blob, request)))
         return instructions
+
+    def _check_schedule(self, number: int) -> None:
+        """Refuse a round beyond the schedule that the method or the learning rate follows."""
+        rounds = self.settings.train.rounds
+        if self.settings.scheduled and number > rounds:
+            raise ConfigError(
+                f"round {number}: {self.settings.method.name} follows a schedule over train.rounds={rounds} rounds; "
+                "give FlowerStrategy settings with as many rounds as Flower's ServerConfig has (num_rounds, divided by "
+                f"{len(self.settings.method.exchanges)}), and the nodes the same"
+            )
 
     def _register(self, node: str, present: Mapping[str, ClientProxy]) -> None:
         try:
@@ -231,6 +242,11 @@ class FlowerStrategy(Strategy):
         else:
             self.state, self.federation.counted = closed.state, closed.counted
             if server.exchange == self.settings.method.exchanges[-1]:
+                if names := closed.state.not_finite():
+                    raise ConfigError(
+                        f"the state after round {server.round} has values in {names} that are not finite: try a "
+                        "smaller train.learning_rate or train.clip_norm=1"
+                    )
                 self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}
         scores: list[tuple[str, int, int]] = []

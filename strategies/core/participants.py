@@ -14,6 +14,9 @@ from common.versions import code_files, differing
 from common.wire.messages import Registration
 from strategies.core.method import Client
 
+DATA_FIELDS = ("samples", "class_counts", "split", "content")
+"""Fields of a registration that say which samples the client has; they stay equal over a run."""
+
 _MAX_NAMED = 5
 """Largest number of files that a refusal names."""
 
@@ -62,18 +65,22 @@ class Registry:
         reason = self._wrong_run(registration) or self._wrong_data(registration)
         if reason:
             return reason
-        if self._has_other_data(registration):
-            return f"client {registration.client} is registered already, with other data"
+        other = self._other_data(registration)
+        if other:
+            return (
+                f"client {registration.client} is registered already, with other data ({', '.join(other)}): restore "
+                "them, or end the run and go on with resume=anyway"
+            )
         self.registrations[registration.client] = registration
         self._clients = None
         return None
 
-    def _has_other_data(self, registration: Registration) -> bool:
-        """Return whether the client registered before, with another split or other class counts."""
+    def _other_data(self, registration: Registration) -> list[str]:
+        """Return which fields of its data differ from those that the client registered before."""
         known = self.registrations.get(registration.client)
         if known is None:
-            return False
-        return (known.split, known.class_counts) != (registration.split, registration.class_counts)
+            return []
+        return [key for key in DATA_FIELDS if getattr(known, key) not in ("", getattr(registration, key))]
 
     def _wrong_run(self, registration: Registration) -> str | None:
         """Return how the client's name, code or settings differ from the run's; ``None`` if they do not."""

@@ -11,13 +11,15 @@ from support.toy import toy_settings
 
 import goldfinch as gf
 from bench.normalisation import write_shapes
+from common.errors import ConfigError
 from common.metrics import ClassTotals
 from common.settings import load_settings
 from common.wire.messages import Request
 from common.wire.payload import Payload
+from server.run.chance import chance, one_class, remedies
 from server.run.events import describe
 from server.run.history import read_lines
-from server.run.records import chance, one_class, remedies
+from strategies.core.federation import Federation
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,21 @@ def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies
     assert "method.refresh_statistics=true" in text
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_batch_normalisation_is_blamed_only_where_its_statistics_are_averaged(norm: str, tmp_path: Path) -> None:
+    def collapsed(request: Request, payload: Payload) -> Payload:
+        scores = []
+        for score in payload.header["scores"]:
+            counts = [[sum(row), *[0] * (len(row) - 1)] for row in score["confusion"]]
+            scores.append({**score, "confusion": counts, "correct": counts[0][0]})
+        return replace(payload, header={**payload.header, "losses": {"cross_entropy": 0.0}, "scores": scores})
+
+    overrides = ("model=small", f"model.norm={norm}")
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 4, "local_steps": 1}, overrides=overrides)
+    told = dict(run(settings, TouchedEngine(settings, edit=collapsed)).events)
+    assert ("collapsed" in told) == (norm == "batch")
+
+
 def at_chance(run: gf.Run) -> list[dict[str, Any]]:
     return [entry for entry in read_lines(run.folder / "events.jsonl") if entry["event"] == "at chance"]
 
@@ -93,6 +110,18 @@ def test_a_remedy_that_is_set_is_not_named() -> None:
     assert "train.batch_size" not in named
     assert "model.norm" not in named
     assert "train.batch_size=8 (" in " ".join(remedies(load_settings(["train.epochs=5"]), 9))
+
+
+@pytest.mark.parametrize(
+    ("method", "refused"),
+    [("scaffold", "train.optimizer=adam"), ("fedbn", "model.norm=group"), ("fdse", "model.norm=group")],
+)
+def test_a_remedy_that_the_method_refuses_is_not_named(method: str, refused: str) -> None:
+    settings = load_settings([f"method={method}", "data=glyphs"])
+    assert refused not in " ".join(remedies(settings, 9))
+    assert refused in " ".join(remedies(load_settings(["method=fedavg", "data=glyphs"]), 9))
+    with pytest.raises(ConfigError):
+        Federation(load_settings([f"method={method}", "data=glyphs", refused]))
 
 
 def test_a_run_that_learns_is_not_called_at_chance(shapes: Path, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
+from server.run.engine import Failure
+from server.run.stopping import check_errors_differ
 from strategies.core.federation import Federation
 
 COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
@@ -220,7 +222,9 @@ def test_a_budget_in_epsilon_is_refused_without_the_accountant(tmp_path: Path, m
 
 def test_devices_with_a_spent_budget_are_named(tmp_path: Path) -> None:
     settings = private(tmp_path, "privacy.max_releases=2", train={"rounds": 3})
-    with pytest.raises(EngineError, match=r"the privacy budget is spent: .* data: 2, and privacy\.max_releases=2"):
+    with pytest.raises(
+        EngineError, match=r"the privacy budget is spent: .* data: 2, and privacy\.max_releases=2"
+    ) as told:
         run(settings)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     failed = [line for line in lines if line["event"] == "client failed"]
@@ -229,6 +233,22 @@ def test_devices_with_a_spent_budget_are_named(tmp_path: Path) -> None:
     kept = Ledger(tmp_path / "clients" / ".privacy" / "bright-0")
     with pytest.raises(PrivacyError, match="data: 2, and"):
         kept.check(NOISE, [Budget(2)])
+    assert "No further round can be held. The state of round 2 is kept: resume=true train.rounds=2" in str(told.value)
+    again = run(private(tmp_path, "privacy.max_releases=2", train={"rounds": 2}, resume=True))
+    assert again.summary["rounds"] == 2
+    assert again.summary["average"] is not None
+
+
+def test_a_run_goes_on_while_a_client_may_have_budget_left(tmp_path: Path) -> None:
+    """Only the clients that were asked have said that theirs is spent; an error of another kind ends the run."""
+    settings = private(tmp_path)
+    spent = [Failure(client, "failed", "the privacy budget is spent; nothing was sent") for client in ("a", "b", "c")]
+    check_errors_differ(spent[:2], 3, settings)
+    with pytest.raises(EngineError, match="No further round can be held"):
+        check_errors_differ(spent, 3, settings)
+    broken = [Failure(client, "failed", "KeyError: 'ce'") for client in ("a", "b")]
+    with pytest.raises(EngineError, match="Fix the cause; resume=true continues"):
+        check_errors_differ(broken, 3, settings)
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------

@@ -166,6 +166,29 @@ def test_a_ledger_takes_the_devices_own_count(tmp_path: Path) -> None:
     assert ReleaseCounts(tmp_path).releases() == {"x": 4, "y": 2}
 
 
+def test_a_device_that_has_lost_its_ledger_does_not_hide_what_it_released(tmp_path: Path) -> None:
+    """Of its releases one was lost on the way, so that there are fewer replies than releases."""
+    ledger = ReleaseCounts(tmp_path)
+    for answer in (row("x", "lost"), row("x", "trained", 2), row("x", "trained", 1), row("x", "trained", 2)):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ReleaseCounts(tmp_path).releases() == {"x": 4}
+    for answer in (row("x", "lost"), row("x", "trained", 1)):
+        ledger = ReleaseCounts(tmp_path)
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ledger.releases() == {"x": 6}, "the lost request may have been a release, before the ledger was lost"
+
+
+@pytest.mark.parametrize("status", ["late", "lost"])
+def test_a_request_that_did_not_leave_is_no_release(status: str, tmp_path: Path) -> None:
+    ledger = ReleaseCounts(tmp_path)
+    for answer, unsent in ((row("x", "trained", 1), ()), (row("x", status), ("x",)), (row("x", status), ("x",))):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer], unsent)
+    assert ledger.releases() == {"x": 1}
+
+
 def report_of(settings: RunSettings, *rows: dict[str, Any]) -> dict[str, Any]:
     """What a run reports whose devices sent these rows, with noise on prototypes and weights."""
     ledger = ReleaseCounts(settings.output_folder, {"prototypes": True, "weights": True})
@@ -231,6 +254,26 @@ def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / LEDGER).write_text(content)
     with pytest.raises(CheckpointError, match="is not known"):
         ReleaseCounts(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{"], ids=["missing", "damaged"])
+def test_a_resumed_run_that_does_not_know_its_releases_is_refused_and_keeps_its_records(
+    content: str | None, tmp_path: Path
+) -> None:
+    """Of clients that no later round asks, no report would tell what they released."""
+    settings = private("fpl", tmp_path, SYSTEM, train={"rounds": 2})
+    run(settings)
+    (tmp_path / LEDGER).unlink()
+    if content is not None:
+        (tmp_path / LEDGER).write_text(content)
+    records = ("scores.jsonl", "replies.jsonl", "config.yaml", "summary.json")
+    before = [(tmp_path / name).read_bytes() for name in records]
+    longer = private("fpl", tmp_path, SYSTEM, train={"rounds": 3})
+    with pytest.raises(CheckpointError, match=r"privacy\.json is (missing|damaged), so what clients have released"):
+        run(replace(longer, resume=True))
+    assert [(tmp_path / name).read_bytes() for name in records] == before
+    with pytest.raises(CheckpointError, match="is not known"):
+        total_reports([(settings, tmp_path)])
 
 
 def test_a_repeated_round_is_counted_after_resuming(tmp_path: Path) -> None:

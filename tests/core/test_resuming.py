@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
-from support.runs import run
+from support.runs import TouchedEngine, run
 from support.toy import CLASSES, ChangedToy, toy_settings
 
 from common.data.domain import _load
@@ -26,6 +26,8 @@ from common.run_config import read_config
 from common.settings import RunSettings, load_settings
 from common.storage import GlobalState
 from common.versions import code_files, package_versions
+from common.wire.messages import Request
+from common.wire.payload import Payload
 from goldfinch.cli import main
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import LiveView
@@ -56,6 +58,37 @@ def one_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(one_round: Path, tmp_path: Path) -> Path:
     """A copy of the finished run."""
     return shutil.copytree(one_round, tmp_path / "run")
+
+
+# ---- a clock that was set back ---------------------------------------------------------------------------------------
+
+
+def test_a_part_after_the_clock_was_set_back_is_later_than_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices know the killed part's number, and the checkpoint does not."""
+
+    def at(seconds: int) -> None:
+        monkeypatch.setattr("strategies.core.federation.time.time_ns", lambda: seconds * 10**9)
+
+    class KilledError(RuntimeError):
+        pass
+
+    def kill(request: Request, payload: Payload) -> Payload:
+        if request.round == 3 and request.client == "noisy-0":
+            raise KilledError
+        return payload
+
+    at(1_800_000_000)
+    run(settings(tmp_path, 2, "scaffold"))
+    at(1_800_010_000)
+    killed = settings(tmp_path, 4, "scaffold", resume=True)
+    with pytest.raises(KilledError):
+        run(killed, TouchedEngine(killed, edit=kill))
+    at(1_800_000_005)
+    done = run(settings(tmp_path, 4, "scaffold", resume=True))
+    assert {row["status"] for row in done.replies() if row["round"] in ("3", "4")} == {"trained"}
+    assert done.summary["state_sha256"] == run(settings(tmp_path / "at once", 4, "scaffold")).summary["state_sha256"]
 
 
 # ---- one writer a folder ---------------------------------------------------------------------------------------------

@@ -71,6 +71,14 @@ def test_a_client_comes_again_only_with_the_same_data(registry: Registry, settin
     assert registry.registrations["dark-0"].split == "0" * 64
 
 
+def test_a_client_does_not_come_again_with_other_pixels(registry: Registry, settings: RunSettings) -> None:
+    """As a resumed run refuses them, which takes its last registration for what the rounds before were trained on."""
+    assert registry.admit(registration(settings, "dark-0", content="a" * 64)) is None
+    refused = str(registry.admit(registration(settings, "dark-0", content="b" * 64)))
+    assert "with other data (content): restore them, or end the run and go on with resume=anyway" in refused
+    assert registry.registrations["dark-0"].content == "a" * 64
+
+
 def test_clients_come_by_id_with_lasting_positions(settings: RunSettings) -> None:
     part = Registry(settings)
     for client in ("noisy-0", "bright-0"):

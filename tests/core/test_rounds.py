@@ -23,7 +23,7 @@ from server.run.conduct import prepare_output
 from server.run.engine import Admit, Failure
 from server.run.rounds import RoundLoop
 from server.run.schema import read_lines
-from strategies.core.federation import Reply
+from strategies.core.federation import Federation, Reply
 from strategies.core.method import ClientContext, ServerContext, Update, Upload, UploadSpec
 from strategies.fedavg import FedAvg
 
@@ -50,6 +50,16 @@ def test_a_quorum_of_all_needs_all(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, rounds={"quorum": 1.0}, train={"rounds": 2})
     done = run(settings, TouchedEngine(settings, failing=failing_in(1, clients=["dark-0"])))
     assert kinds(done) == ["round skipped", "round done", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("quorum", "asked", "needed"), [(0.55, 100, 55), (0.28, 25, 7), (0.5, 3, 2), (1e-12, 4, 1), (1.0, 7, 7)]
+)
+def test_a_quorum_is_a_share_and_no_rounding_error_of_it(
+    quorum: float, asked: int, needed: int, tmp_path: Path
+) -> None:
+    federation = Federation(toy_settings("fedavg", tmp_path, rounds={"quorum": quorum}))
+    assert federation.needed(asked) == (needed, "rounds.quorum")
 
 
 def test_too_many_rounds_without_quorum_end_the_run_and_it_can_go_on(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def tensor_bytes(done: Run) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key in TENSORS} for row in done.replies()]
 
 
-@pytest.mark.parametrize("method", ["fpl", "scaffold"])
+@pytest.mark.parametrize("method", ["fpl", "adcol"])
 def test_half_the_bytes_and_the_same_result_with_and_without_the_codec(method: str, tmp_path: Path) -> None:
     runs = {
         (transport, wire): run(

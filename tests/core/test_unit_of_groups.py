@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from client.reasons import REASONS
 from common.accounting import epsilon
 from common.data.table import Table, leading_groups
 from common.errors import ConfigError, DataError, ImageSideError, RepeatedImageError
-from common.privacy import NEIGHBOURS, group_factor
+from common.privacy import NEIGHBOURS, GaussianPrivacy, group_factor
 from common.settings import load_settings
 from server.run.accounting import total_reports
 from strategies.core.federation import Federation
@@ -176,3 +177,28 @@ def test_a_run_reports_its_unit(tmp_path: Path) -> None:
         reports.append((settings, tmp_path / unit))
     (total,) = total_reports(reports).values()
     assert total["unit"] == "group"
+    regrouped = replace(settings, privacy=GaussianPrivacy(unit="group"), data=replace(settings.data, group="path"))
+    (total,) = total_reports([*reports, (regrouped, tmp_path / "client")]).values()
+    assert total["unit"] == "sample", "a patient is several files"
+
+
+# ---- the secret of the border ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [None, "", "xyz", "00"], ids=["missing", "empty", "no hexadecimals", "short"])
+def test_a_lost_secret_does_not_forget_the_sides_of_images(content: str | None, tmp_path: Path) -> None:
+    """With a new secret each image would be a new one, which may be scored although it was trained on."""
+    border = Border(tmp_path / "border")
+    images = Images("clinic", ("1.png", "2.png"), "files")
+    border.keep(trained_on("clinic"), images)
+    secret = tmp_path / "border" / "secret"
+    known = secret.read_text()
+    secret.unlink()
+    if content is not None:
+        secret.write_text(content)
+    for use in (border.check, border.keep):
+        with pytest.raises(DataError, match=r"secret, .*: restore it, because .*border\.json|; restore it, because"):
+            use(SCORED, images)
+    secret.write_text(known)
+    with pytest.raises(ImageSideError):
+        border.check(SCORED, images)

@@ -222,12 +222,13 @@ def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["a b", "*", "a." * 150 + "a", "-a", "a..b", "256.1.1.1", "10.0.0"],
-    ids=["space", "star", "long", "hyphen", "empty label", "beyond 255", "three numbers"],
+    ["", "a b", "*", "a." * 150 + "a", "-a", "a..b", "256.1.1.1", "10.0.0"],
+    ids=["nothing", "space", "star", "long", "hyphen", "empty label", "beyond 255", "three numbers"],
 )
-def test_what_is_no_host_name_is_refused(tmp_path: Path, host: str) -> None:
+def test_what_is_no_host_name_is_refused_before_a_file_is_made(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="neither an address nor a host name"):
         ensure(tmp_path, [host])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

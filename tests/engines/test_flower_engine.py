@@ -87,7 +87,7 @@ def test_nodes_and_inline_give_the_same_state_however_clients_are_spread(method:
 
 
 def test_a_rounded_transport_gives_the_same_state_through_flower(tmp_path: Path) -> None:
-    overrides = [*OVERRIDES, "method=scaffold", "rounds.transport=bfloat16"]
+    overrides = [*OVERRIDES, "method=fdse", "rounds.transport=bfloat16"]
     expected = through(InlineEngine, overrides, tmp_path / "inline")
     manager = deployment(tmp_path / "state", [*overrides, f"output={tmp_path / 'nodes'}"])
     found = through(lambda _: FlowerEngine(Deployment(*manager.nodes.values())), overrides, tmp_path / "nodes")
@@ -355,10 +355,22 @@ SKETCH = {"domain": "sketch"}
         ({"domain": "skech"}, OVERRIDES, r"no client skech-0; did you mean 'sketch-0'"),
         ({**SKETCH, "index": 3}, OVERRIDES, "no client sketch-3"),
         ({**SKETCH, "data-dir": "/no/such"}, OVERRIDES, "data-dir /no/such is not a folder"),
+        (
+            {**SKETCH, "index": "one"},
+            OVERRIDES,
+            "ConfigError: --node-config: index must be a whole .* got 'one'",
+        ),
+        ({**SKETCH, "index": 1.5}, OVERRIDES, "index must be a whole number"),
+        ({**SKETCH, "device": "gpu"}, OVERRIDES, "ConfigError: --node-config: device must be auto, cpu, .* got 'gpu'"),
+        ({"partition-id": -1, "num-partitions": 2}, OVERRIDES, "partition-id must be a whole number"),
+        ({"partition-id": 2, "num-partitions": 2}, OVERRIDES, "counts from 0, below num-partitions=2; got 2"),
         ({}, OVERRIDES, "a SuperNode needs --node-config"),
         (SKETCH, ["method=nope"], "method=nope: no such choice"),
     ],
-    ids=["a key", "a domain", "an index", "a folder", "nothing", "the run's settings"],
+    ids=[
+        *("a key", "a domain", "an index", "a folder", "an index in words", "half an index", "a processor"),
+        *("a place below 0", "a place beyond the last", "nothing", "the run's settings"),
+    ],
 )
 def test_a_node_whose_configuration_is_wrong_sends_the_error(
     config: dict[str, Any], overrides: list[str], reason: str

@@ -12,7 +12,7 @@ from support.engines import refusal_to_properties
 from support.nodes import OVERRIDES, Manager, Node, simulation, through
 
 from client import node as client_node
-from common.errors import PayloadError
+from common.errors import ConfigError, PayloadError
 from common.settings import load_settings
 from common.storage import tensors_sha256
 from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
@@ -27,6 +27,7 @@ from strategies.core.flower import (
 from strategies.core.method import Method
 from strategies.fedavg import FedAvg
 from strategies.fedpall import FedPall
+from strategies.fedproc import FedProc
 from strategies.fpl import FPL
 
 
@@ -152,6 +153,32 @@ def test_a_round_that_was_skipped_has_no_further_exchange(tmp_path: Path) -> Non
     strategy.aggregate_fit(4, mixed, [])
     assert strategy.state.round == 2
     assert tensors_sha256(strategy.state.extra) != tensors_sha256(before.extra)
+
+
+@pytest.mark.parametrize("setting", ["method=fedproc", "train.schedule=cosine"])
+def test_a_round_beyond_the_schedule_is_refused(setting: str, tmp_path: Path) -> None:
+    """FedProc's weight of the contrast would be negative from there on."""
+    method = FedProc() if setting == "method=fedproc" else FedAvg()
+    strategy, manager = strategy_of(method, tmp_path, setting, "train.rounds=1")
+    strategy.aggregate_fit(1, answers_of(strategy, manager), [])
+    with pytest.raises(ConfigError, match=r"round 2: .* train.rounds=1 rounds; give FlowerStrategy settings"):
+        strategy.configure_fit(2, Parameters([], ""), manager)
+    unscheduled, manager = strategy_of(FedAvg(), tmp_path, "train.rounds=1")
+    assert unscheduled.configure_fit(2, Parameters([], ""), manager)
+
+
+def test_a_state_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, manager = strategy_of(FedAvg(), tmp_path)
+    answers = answers_of(strategy, manager)
+    average = FedAvg.average
+
+    def diverged(self: FedAvg, *arguments: Any) -> Any:
+        return {name: tensor / 0 for name, tensor in average(self, *arguments).items()}
+
+    monkeypatch.setattr(FedAvg, "average", diverged)
+    monkeypatch.setattr("strategies.core.federation.tensor_specs", lambda tensors: {})
+    with pytest.raises(ConfigError, match=r"round 1 has values in .* not finite: try a smaller train\.learning_rate"):
+        strategy.aggregate_fit(1, answers, [])
 
 
 class Loud:

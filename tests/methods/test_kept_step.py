@@ -24,6 +24,7 @@ from strategies.fedavg import FedAvg
         ("rounds=guarded", "rounds.outliers=off"),
         ("aggregation=geometric_median", "aggregation=mean"),
         ("aggregation=geometric_median rounds=guarded", "rounds.outliers=off aggregation=mean"),
+        ("rounds.transport=bfloat16", "rounds.transport=float32"),
     ],
 )
 def test_settings_that_change_updates_are_refused_at_the_start(overrides: str, remedies: str) -> None:
@@ -45,8 +46,9 @@ def test_noised_updates_are_refused_too() -> None:
         ["method=scaffold", "method.control=0", "rounds.outliers=clip"],
         ["method=feddyn", "method.alpha=0", "aggregation=geometric_median"],
         ["method=moon", "rounds=guarded"],
+        ["method=fedheal", "rounds.transport=float16"],
     ],
-    ids=["without control", "without alpha", "the client's own model"],
+    ids=["without control", "without alpha", "the client's own model", "counts of signs"],
 )
 def test_what_changes_no_kept_step_is_allowed(overrides: list[str]) -> None:
     load_settings(overrides)

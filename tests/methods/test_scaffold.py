@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.halves import BUFFERS, PARAMETERS, SIZES, Half, elements, model_state, run_server, updates
+from support.halves import BUFFERS, PARAMETERS, SIZES, elements, model_state, run_server, updates
 from support.own_states import own_state
 from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 
 from common.errors import ConfigError
-from common.round_settings import TrainSettings
+from common.settings import load_settings
 from strategies.core.aggregation import Mean
 from strategies.scaffold import SCAFFOLD, effective_steps
 
@@ -117,6 +117,6 @@ def test_the_factor_does_not_cancel_over_the_rounds(tmp_path):
     assert apart < 0.05 * size
 
 
-def test_adam_is_refused_before_anything_starts():
+def test_adam_is_refused_before_a_folder_is_made():
     with pytest.raises(ConfigError, match=r"train\.optimizer=sgd"):
-        run_server(SCAFFOLD(), [], Half(train=TrainSettings(optimizer="adam")))
+        load_settings(["method=scaffold", "data=glyphs", "train.optimizer=adam"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.scripts import ROOT
 
-from bench.measure import LAST_STATE_CHANGE, dates_of_pages, older_than
+from bench.measure import LAST_STATE_CHANGE
 from bench.page_runs import RESULTS
 from bench.rows import read_all
 from common.versions import package_versions, processor, processor_name
@@ -107,13 +107,6 @@ def test_the_readme_names_the_processor_of_its_runs() -> None:
 
 def test_no_recorded_run_is_older_than_the_last_change_of_states() -> None:
     assert [row["page"] for row in ROWS if row["when"] < LAST_STATE_CHANGE[1]] == []
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.stem)
-def test_a_page_that_was_made_with_guards_is_listed_as_old(path: Path) -> None:
-    page = path.relative_to(ROOT).as_posix()
-    listed = [line.split()[0] for line in older_than(dates_of_pages(), LAST_STATE_CHANGE[1])]
-    assert page in listed or "with the guards of " not in path.read_text()
 
 
 def chosen() -> list[dict[str, str]]:

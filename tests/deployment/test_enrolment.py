@@ -1,0 +1,50 @@
+"""What the operator's folder remembers of enrolled devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from server.admission.enrolment import Enrolment
+
+
+class Link:
+    """A SuperLink that answers as Flower's command line does, and forgets its devices when it is told to."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def call(self, arguments: Sequence[str]) -> str:
+        """Return the output of a call."""
+        answer: dict[str, object] = {"success": True}
+        if arguments[1] == "register":
+            number = str(100 + len(self.names))
+            self.names[number] = arguments[arguments.index("--name") + 1]
+            answer["node-id"] = number
+        if arguments[1] == "list":
+            answer["nodes"] = [{"node-id": number} for number in self.names]
+        return json.dumps(answer)
+
+
+@pytest.mark.parametrize("client", ["webcam-1", "Real World-0", "site  a-12"])
+def test_a_device_stays_the_client_that_it_was_enrolled_for(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Link()
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: link.call(arguments))
+    enrolment = Enrolment(tmp_path, None, {})
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    enrolment.enrol(["ward-a"], [client])
+    assert list(link.names.values()) == [client]
+    assert enrolment.enrolled("ward-a") == ("100", client)
+
+    link.names.clear()
+    assert enrolment.restore(0.0) == {"ward-a": f"enrolled as 100, for {client}"}
+    assert list(link.names.values()) == [client]
+
+    enrolment.dismiss("ward-a")
+    assert enrolment.dismissed["ward-a"][0] == client
