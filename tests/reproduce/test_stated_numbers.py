@@ -236,7 +236,7 @@ def squared_gaps(curve: dict[int, dict[str, float]], rounds: tuple[int, int] = (
 def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
     curves: dict[tuple[str, ...], dict[int, dict[str, float]]] = {}
     for row in read_all(RESULTS / "paper" / "fedplcc_settings.csv"):
-        key = (row["model"], row["image_size"], row["samples"], row["augmentation"])
+        key = (row["model"], row["image_size"], row["samples"], row["augmentation"], row["seed"])
         scores = {}
         for name, text in row.items():
             domain, of, images = name.partition(" of ")
@@ -245,25 +245,34 @@ def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
         curves.setdefault(key, {})[int(row["round"])] = scores
     plain, crop = "none", "crop and flip"
     first = squared_gaps(papers_curves()["fedplcc_office", "FedAvg", "bfloat16", "0"])
-    cropped = squared_gaps(curves["resnet10", "32", "300", crop])
-    small = squared_gaps(curves["resnet10_plvm", "32", "all", crop])
+    cropped = squared_gaps(curves["resnet10", "32", "300", crop, "0"])
+    small = squared_gaps(curves["resnet10_plvm", "32", "all", crop, "0"])
     found = {}
     for samples in ("300", "all"):
         for augmentation in (plain, crop):
-            found[samples, augmentation] = squared_gaps(curves["resnet10_plvm", "64", samples, augmentation])
-    fitting = curves["resnet10_plvm", "64", "all", crop]
+            found[samples, augmentation] = squared_gaps(curves["resnet10_plvm", "64", samples, augmentation, "0"])
+    fitting = curves["resnet10_plvm", "64", "all", crop, "0"]
     best = ", ".join(f"{mean_of(fitting, (11, 15), domain):.1f}" for domain in IMAGES)
     assert (
         f"sum to {first} as above, {cropped} with crop and flip; with FedPLVM's network at 64x64 to "
         f"{found['300', plain]}, with all images to {found['all', plain]}, with crop and flip too to "
         f"{found['all', crop]}: {best}."
     ) in words(RESULTS / "paper" / "README.md")
+    end = (96, 100)
+    means = [mean_of(fitting, end, domain) for domain in IMAGES]
+    last = ", ".join(f"{mean:.1f}" for mean in means)
+    first_last = squared_gaps(papers_curves()["fedplcc_office", "FedAvg", "bfloat16", "0"], end)
+    assert (
+        f"At full length (rounds 96 to 100) the last is {last}, average {statistics.mean(means):.1f}: "
+        f"{squared_gaps(fitting, end)}, where the table's is {first_last}."
+    ) in words(RESULTS / "paper" / "README.md")
     comment = words(RESULTS.parent.parent / "conf" / "experiment" / "fedplcc_office.yaml").replace("# ", "")
     assert f"300 images: {first}; with crop and flip {cropped}" in comment
     assert f"32x32, all images, crop and flip: {small}" in comment
     assert (
         f"300 images: {found['300', plain]}, all {found['all', plain]}; with crop and flip {found['300', crop]}, all "
-        f"{found['all', crop]} (rounds 21 to 25: {squared_gaps(fitting, (21, 25))})"
+        f"{found['all', crop]} (rounds 21 to 25: {squared_gaps(fitting, (21, 25))}, 96 to 100: "
+        f"{squared_gaps(fitting, end)}, where the first has {first_last})"
     ) in comment
 
 
