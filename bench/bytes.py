@@ -129,7 +129,7 @@ def page() -> str:
             if group:
                 values = [float(row["average"]) for row in group]
                 shown = " and ".join(f"{value:.1f}" for value in values)
-                megabytes = group[-1]["megabytes"] or "not recorded"
+                megabytes = group[-1]["megabytes"]
                 table.append(f"| {method} | {transport} | {shown} | {megabytes} |")
     text = PAGE.read_text()
     for mark, content in (("bytes", lines), ("transport", table)):
