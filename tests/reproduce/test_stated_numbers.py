@@ -62,6 +62,26 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
     assert all(cells[5] == f"{rows[cells[0]].average:.2f}" for cells in found)
 
 
+def test_the_page_on_weighting_has_the_recorded_runs() -> None:
+    averages: dict[tuple[str, str], list[float]] = {}
+    for row in read_all(RESULTS / "reproduced.csv"):
+        if row["average"]:
+            averages.setdefault((row["page"], row["row"]), []).append(float(row["average"]))
+    text = (RESULTS / "weighting.md").read_text()
+    for label in ("FedAvg", "FedOPT", "FedProto", "FPL"):
+        default = averages["docs/results/small/fpl_office.md", label]
+        samples, uniform = default, averages["docs/results/weighting.md", label]
+        if label == "FedOPT":  # its own default weighs clients alike
+            samples, uniform = uniform, default
+        line = next(line for line in text.splitlines() if line.startswith(f"| {label} | {spread(samples)} | "))
+        assert f" | {spread(uniform)} | " in line
+        assert f"| {label} | {paired_difference(uniform, samples).text(1)} |" in text.splitlines()
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
 def recorded_run(method: str, seed: int, folder: Path, rule: str) -> RunRecord:
     """A run of which ``summary.json`` and ``scores.jsonl`` were kept."""
     run = scored_run(0.0, seed=seed, method=method)
