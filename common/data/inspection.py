@@ -10,7 +10,6 @@ import torch
 
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.data.own_images import check_split
 from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, nearest, some_of
@@ -95,6 +94,21 @@ def _check_clients(data: DataSource, protocol: Protocol) -> None:
             )
 
 
+def _check_split(protocol: Protocol, domain: Domain, client: ClientSpec, indices: object) -> None:
+    """Refuse a split that is not what :meth:`Protocol.split` must return."""
+    images = len(domain.train)
+    fits = False
+    if isinstance(indices, torch.Tensor) and indices.dtype == torch.int64 and indices.ndim == 1:
+        inside = torch.cat([torch.tensor([-1]), indices, torch.tensor([images])])
+        fits = bool((inside.diff() > 0).all())
+    if not fits:
+        raise DataError(
+            f"{type(protocol).__name__}.split of {client.id} must be an int64 tensor [n] of distinct, ascending "
+            f"indices from 0 to {images - 1}, of the training images of {domain.name}; it is {type(indices).__name__} "
+            f"{str(indices)[:80]}"
+        )
+
+
 def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     """Return what no client holds of the training images: how many, and which classes, by domain; empty if nothing.
 
@@ -114,7 +128,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
         except DataError:  # a client that cannot be made says so itself
             continue
         for client, part in zip(of_domain, parts, strict=True):
-            check_split(type(protocol).__name__, part, len(domain.train), client.id)
+            _check_split(protocol, domain, client, part)
         labels = domain.train.labels
         held = torch.cat(parts).unique()
         if len(held) == len(labels):

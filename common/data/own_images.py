@@ -170,28 +170,6 @@ class OwnImages(DataSource):
         raise DataError(f"{self.name}: domain {domain!r} in {place} has no {missing}. {self.layout()}")
 
 
-def check_split(protocol: str, indices: object, images: int, client: str) -> Tensor:
-    """Return a split, which a protocol of the user's own may have made, if it is distinct, ascending indices.
-
-    Args:
-        protocol: the protocol's class.
-        indices: what its ``split`` returned: must be int64 [n].
-        images: the number of training images that the indices are of.
-        client: the client's id.
-
-    Raises:
-        DataError: it is something else.
-    """
-    if isinstance(indices, Tensor) and indices.dtype == torch.int64 and indices.ndim == 1:
-        inside = torch.cat([torch.tensor([-1]), indices, torch.tensor([images])])
-        if bool((inside.diff() > 0).all()):
-            return indices
-    raise DataError(
-        f"{protocol}.split of {client} must be an int64 tensor [n] of distinct, ascending indices from 0 to "
-        f"{images - 1}, of the domain's training images; it is {type(indices).__name__} {str(indices)[:80]}"
-    )
-
-
 def whole_groups(groups: Sequence[str], labels: Tensor, count: int, draws: torch.Generator) -> Tensor:
     """Return which samples to take so that those of a group stay together: bool [N].
 

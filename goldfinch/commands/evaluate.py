@@ -109,13 +109,15 @@ def check_preparation(overrides: Sequence[str], node: Mapping[str, Any], descrip
         ConfigError: the size of images or their normalisation differs from the model's.
     """
     given, augmentation = keys_of(overrides), node.get("augmentation", {})
-    for key in ("image_size", "mean", "std", "normalisation"):
-        name, values = f"data.augmentation.{key}", augmentation
-        if key == "image_size":
-            name, values = f"data.{key}", node
-        own = getattr(description, key)
-        if name in given and values[key] != (list(own) if isinstance(own, tuple) else own):
-            raise ConfigError(f"{name}={values[key]}: the model takes images with {own}; leave the setting out")
+    prepared = {
+        "data.image_size": (node.get("image_size"), description.image_size),
+        "data.augmentation.mean": (augmentation.get("mean"), list(description.mean)),
+        "data.augmentation.std": (augmentation.get("std"), list(description.std)),
+        "data.augmentation.normalisation": (augmentation.get("normalisation"), description.normalisation),
+    }
+    for name, (value, own) in prepared.items():
+        if name in given and value != own:
+            raise ConfigError(f"{name}={value}: the model takes images with {own}; leave the setting out")
 
 
 def warn_of_reading(source: DataSource, description: Description) -> None:

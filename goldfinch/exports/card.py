@@ -16,15 +16,11 @@ RESIZED = {
 
 def model_card(description: Description) -> str:
     """Return the model card, in Markdown."""
-    owner, last = (
-        "one model of all clients",
-        "Its accuracy on other domains is not known: `goldfinch evaluate` measures it.",
-    )
+    owner = "one model of all clients"
+    last = "Its accuracy on other domains is not known: `goldfinch evaluate` measures it."
     if not description.complete:
-        owner, last = (
-            "what all clients share",
-            "Each client keeps the rest of the net, without which there is no output.",
-        )
+        owner = "what all clients share"
+        last = "Each client keeps the rest of the net, without which there is no output."
     elif description.client:
         owner = f"the own model of {description.client}"
     origin = _inline(f"{owner}, {description.chosen}")
