@@ -125,7 +125,7 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "not ascending": (".sort().values", ".flip(0)", r"split of sketch-0 must be an int64 tensor \[n\] of distinct"),
     "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
     "no tensor": (".sort().values", ".tolist()", "it is list"),
-    "beyond the images": (".sort().values", ".sort().values + 9999", "from 0 to 239, of the domain's training images"),
+    "beyond the images": (".sort().values", ".sort().values + 9999", "from 0 to 239, of the training images of sk"),
     "unknown domain": (
         "    def split",
         "    def test_domains(self, data):\n        return ('nowhere',)\n\n    def split",
