@@ -221,8 +221,9 @@ class Enrolment:
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
             if not kept:
+                number = self._number_file(name).name
                 unknown = (
-                    f"enrolled already, but {self._number_file(name).name} is missing, so its client is not known here: "
+                    f"enrolled already, but {number} is missing, so its client is not known here: "
                     "restore the file, or give the device a new key (docs/deploy.md, Rotating certificates and keys)"
                 )
                 if wanted:
