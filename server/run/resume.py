@@ -15,14 +15,14 @@ from common.regular_files import read_small
 from common.run_config import CLASS_NAMES, contradictions, yaml_of
 from common.settings import RunSettings
 from common.storage import write_json, write_text
-from common.text import listing, printable, shell_line
+from common.text import printable, shell_line
 from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.events import Listener
 from server.run.files import RunFiles, check_version
 from server.run.history import History, append_lines
-from server.run.schema import EVENTS, REPLIES, SCORES, read_lines
+from server.run.schema import EVENTS, read_lines
 from server.run.summary import SUMMARY, summary_of
 from strategies.core.participants import DATA_FIELDS
 
@@ -146,7 +146,7 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
-    _check_records(settings.output_folder)
+    RunFiles(settings.output_folder).check_whole()
     _check_settings(settings, checkpoint)
     _check_rounds(settings, checkpoint, checkpoints.series.numbers())
     return checkpoint
@@ -177,27 +177,6 @@ def has_finished(settings: RunSettings) -> bool:
         whole = False
     same = not contradictions(settings.raw, files.config_file, changeable=())
     return whole and same and facts.identity == settings.identity
-
-
-def _check_records(folder: Path) -> None:
-    """Refuse a folder without the events of the rounds that are done, or without the scores or replies that they name.
-
-    Raises:
-        CheckpointError: a file is missing.
-    """
-    needed = {EVENTS}
-    if (folder / EVENTS).exists():
-        names = {entry["event"] for entry in read_lines(folder / EVENTS)}
-        if names & {"score", "validation"}:
-            needed.add(SCORES)
-        if "round done" in names:
-            needed.add(REPLIES)
-    missing = sorted(name for name in needed if not (folder / name).exists())
-    if missing:
-        raise CheckpointError(
-            f"{folder} has a checkpoint and no {listing(missing)}, so that the record of the rounds that are done is "
-            "not whole: restore it from a copy, or start again with overwrite=true"
-        )
 
 
 def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:

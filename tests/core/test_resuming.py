@@ -357,11 +357,11 @@ with terminable():
 )
 @pytest.mark.long
 def test_a_resumed_run_says_how_the_part_before_ended(number: int, reason: str, tmp_path: Path) -> None:
-    tests = Path(__file__).parent.parent
-    words = [sys.executable, "-c", SIGNALLED, str(tests), str(tmp_path), str(int(number))]
+    tests, struck = Path(__file__).parent.parent, tmp_path / "struck"
+    words = [sys.executable, "-c", SIGNALLED, str(tests), str(struck), str(int(number))]
     done = subprocess.run(words, cwd=tests.parent, check=False, capture_output=True, timeout=120)
     assert done.returncode != 0, done.stderr.decode()
     whole = run(settings(tmp_path / "whole", 3))
-    resumed = run(replace(settings(tmp_path, 3), resume=True))
-    assert [entry["reason"] for entry in events(tmp_path, "interrupted")] == [reason]
+    resumed = run(replace(settings(struck, 3), resume=True))
+    assert [entry["reason"] for entry in events(struck, "interrupted")] == [reason]
     assert resumed.sha256 == whole.sha256
