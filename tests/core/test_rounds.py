@@ -259,7 +259,8 @@ def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Pat
     state = rounds.run()
     assert state.extra["seen"].tolist() == [3 * (3 + 1)]
     plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
-    losses = {row["round"]: row["loss"] for row in read_lines(settings.output_folder / "scores.jsonl") if row["domain"] == "dark"}
+    scores = read_lines(settings.output_folder / "scores.jsonl")
+    losses = {row["round"]: row["loss"] for row in scores if row["domain"] == "dark"}
     assert losses[1] == losses[2] != losses[3]
     assert str(losses[1]) == [row["loss"] for row in plain.history() if row["domain"] == "dark"][-1]
 
