@@ -13,7 +13,9 @@ import argparse
 import atexit
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -55,6 +57,9 @@ def main() -> None:
     Flower's function returns only after an error, which it has logged; a SuperNode that is stopped signs off and raises
     ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
     the processes that it started end first, except the one that copies their last lines.
+
+    Each of Flower's threads that is answered 401 sends SIGINT. Only the first is meant: one that interrupts the ending
+    would leave a process that waits for its threads, takes no message, and that nobody starts again.
     """
     copying = copy_own_lines()
     atexit.register(wait_for_lines, copying)
@@ -71,7 +76,7 @@ def main() -> None:
     add_exit_handler(end, run_before_force_exit=True)
     try:
         flower_supernode()
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         traceback.print_exc()
     print("goldfinch-supernode: the SuperNode failed, see above, and ends; start it again", file=sys.stderr, flush=True)
     end()
@@ -81,6 +86,8 @@ def main() -> None:
 
 def _end_all(copying: Popen[bytes] | None) -> None:
     """End all that this process started, but for the process that copies lines, and remove what they leave."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_processes(spared=copying.pid if copying else None)
     own = running_process(os.getpid())
     if own is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -164,6 +165,49 @@ def test_everything_that_a_supernode_started_ends_with_it(tmp_path: Path) -> Non
     assert (
         subprocess.run([sys.executable, program], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=120).returncode == 0
     )
+
+
+REFUSED = """
+import os, signal, sys, threading, time
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.telemetry import EventType
+from client import supernode
+
+def refused(seconds):
+    for pause in seconds:  # each thread that is answered 401 does this
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1000)
+
+def flower_supernode():
+    if {registers}:
+        register_signal_handlers(EventType.RUN_SUPERNODE_LEAVE)
+    threading.Thread(target=refused, args=({pauses},)).start()
+    time.sleep(1000)
+
+def slow_end(**_):
+    time.sleep(2)
+
+sys.argv = ["goldfinch-supernode"]
+supernode.flower_supernode = flower_supernode
+supernode.end_processes = slow_end
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("registers", "pauses", "status"),
+    [(True, (0.2, 0.5, 0.5), 0), (True, (0.2, 0.0, 0.0), None), (False, (0.2,), 1)],
+    ids=["while it ends", "at once", "before Flower takes signals"],
+)
+def test_a_supernode_that_several_threads_interrupt_ends(
+    registers: bool, pauses: tuple[float, ...], status: int | None
+) -> None:
+    """Threads that wait for a server never end by themselves, and such a process would take no message again."""
+    code = REFUSED.format(registers=registers, pauses=pauses)
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert ended.returncode in ((0, 1) if status is None else (status,)), ended.stderr.decode()
 
 
 def test_a_call_has_the_time_that_its_own_bytes_take_on_a_slow_link() -> None:
