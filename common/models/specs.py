@@ -6,6 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import torch
 from torch import nn
 
 from common.config import Count, checked, returned
@@ -34,7 +35,7 @@ class ModelSpec(ABC):
             ``none``.
     """
 
-    minimum_image_size: ClassVar[int]
+    minimum_image_size: ClassVar[int] = 1
     """Side in pixels below which a layer would have nothing left to halve."""
     channels_last: ClassVar[bool] = False
     """Whether training was measured faster with channels last in memory (docs/performance.md)."""
@@ -52,7 +53,8 @@ class ModelSpec(ABC):
             classes: their names, where they are known.
 
         Raises:
-            ModelError: no class, images too small for this network, or weights to start from that do not fit.
+            ModelError: no class, images too small for this network, weights to start from that do not fit, or a network
+                of the user's own whose features or logits have other sizes than it states.
         """
         if class_count < 1:
             raise ModelError(f"a network needs at least one class; got {class_count}")
@@ -63,6 +65,8 @@ class ModelSpec(ABC):
             )
         with initialised(seed, "initialisation"):
             model = returned(self._construct(class_count, image_size), Model, self._construct)
+            if not type(self).__module__.startswith("common.models."):
+                _try_on(model, image_size, type(self).__name__)
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)
         model.frozen = self.freeze == "backbone"
@@ -75,6 +79,29 @@ class ModelSpec(ABC):
     @abstractmethod
     def _construct(self, class_count: int, image_size: int) -> Model:
         """Return the network, with weights from the current random state."""
+
+
+def _try_on(model: Model, size: int, name: str) -> None:
+    """Check the sizes of what a network computes, on two black images; it is in training mode again afterwards."""
+    device = next(model.parameters(), torch.empty(0)).device
+    if device.type == "meta":  # not every operation knows it
+        return
+    try:
+        with torch.no_grad():
+            features, logits = model.eval()(torch.zeros(2, 3, size, size, device=device))
+    except Exception as error:
+        raise ModelError(f"{name} fails on images [2, 3, {size}, {size}]: {type(error).__name__}: {error}") from error
+    finally:
+        model.train()
+    for what, found, expected in (
+        ("features", features, model.feature_size),
+        ("logits", logits, model.class_count),
+    ):
+        if found.shape != (2, expected):
+            raise ModelError(
+                f"{name}: {what} of two images are {list(found.shape)}, and must be [2, {expected}], as the network "
+                "says in Model(backbone, head, feature_size, class_count)"
+            )
 
 
 def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:

@@ -6,7 +6,9 @@ import pytest
 from data_makers import levels, write_classes, write_image
 
 from common.data.folder import Folder
-from common.errors import DataError
+from common.errors import ConfigError, DataError
+from common.settings import load_settings
+from strategies.core.method import build_model
 
 
 def wards(tmp_path: Path) -> Path:
@@ -148,3 +150,11 @@ def test_a_folder_may_be_called_like_an_image(tmp_path: Path) -> None:
     write_classes(tmp_path / "ward.tif", {"cat.png": 5, "dog": 5})
     domain = folder(tmp_path).load("ward.tif")
     assert domain.train.class_counts(2).tolist() == [4, 4]
+
+
+def test_images_of_one_class_are_nothing_to_train_on(tmp_path: Path) -> None:
+    for site in ("ward_a", "ward_b"):
+        write_classes(tmp_path / site, {"cat": 10})
+    settings = load_settings(["data=folder", f"data.root={tmp_path}", "data.domains=[ward_a,ward_b]"])
+    with pytest.raises(ConfigError, match=r"all images are of one class, cat, .*; add images of another class"):
+        build_model(settings, 2)
