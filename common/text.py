@@ -58,6 +58,13 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}"
 
 
+def quantity(count: int, noun: str, plural: str = "") -> str:
+    """Return a count in digits with its noun: ``1 client``, ``1,300 clients``; the plural is as in :func:`counted`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {plural or f'{noun}s'}"
+
+
 def shell_line(words: Iterable[object]) -> str:
     """Return words as a line that a person can read and give to a shell.
 

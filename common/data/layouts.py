@@ -14,7 +14,7 @@ from common.errors import DataError, some_of
 from common.extras import install_command
 from common.overrides import written_override
 from common.regular_files import kind_of_file
-from common.text import shell_line
+from common.text import quantity, shell_line
 
 SYSTEM = frozenset({
     "__macosx", "__pycache__", "@eadir", "@recycle", "#recycle", "lost+found", "$recycle.bin",
@@ -141,7 +141,7 @@ def not_read(folder: Path, apart: Collection[Path] = (), *, deep: bool = True) -
             elif is_system(path):
                 files = (Path(above, name) for above, _, names in os.walk(path) for name in names)
                 if count := sum(map(_is_any_image, islice(files, MAX_SAMPLED))):
-                    found.append(f"{path.relative_to(folder)}/ ({count} images in a system's folder)")
+                    found.append(f"{path.relative_to(folder)}/ ({quantity(count, 'image')} in a system's folder)")
             elif leads_back(path):
                 found.append(f"{path.relative_to(folder)}/ (a link to a folder that it lies in)")
             elif path in apart or not any(True for _ in images_below(path)):

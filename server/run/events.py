@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from common import errors
 from common.errors import PARTS, kind_of, some_of
 from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
+from common.text import quantity
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES
 from server.run.schema import EVENTS, NEEDED, REPLIES, read_lines, stream_lines
 
@@ -403,7 +404,7 @@ def _chance_line(entry: Mapping[str, Any]) -> str:
 
 
 def _scope(entry: Mapping[str, Any]) -> str:
-    return f"{len(entry['clients'])} clients, {entry['rounds']} rounds"
+    return f"{quantity(len(entry['clients']), 'client')}, {quantity(entry['rounds'], 'round')}"
 
 
 def _skipped_line(entry: Mapping[str, Any]) -> str:

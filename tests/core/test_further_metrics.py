@@ -411,7 +411,11 @@ def test_a_metric_that_fails_on_the_server_is_reported_once_and_the_run_goes_on(
 
 def test_a_table_says_that_no_image_defines_a_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trust(["support.own_metrics.Wrong"])
-    run(toy_settings("fedavg", tmp_path, overrides=("own_metric=support.own_metrics.Wrong", "own_metric.kind=NaN")))
+    run(
+        toy_settings(
+            "fedavg", tmp_path, overrides=("own_metric=support.own_metrics.Wrong", "own_metric.kind=undefined")
+        )
+    )
     assert main(["table", str(tmp_path), "--metric", "mine"]) == 0
     assert "seed 0: the images of no domain define the metric" in " ".join(capsys.readouterr().out.split())
 
