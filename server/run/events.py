@@ -99,14 +99,15 @@ def counts_text(answers: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]], most: int = MAX_SITES) -> list[str]:
     """Return the sites with their training images by class, as lines; the report has all of them.
 
     Args:
         names: of the classes, by label.
         counts: the training images of each class, by client.
+        most: sites with a line.
     """
-    sites = list(counts)[:MAX_SITES]
+    sites = list(counts)[:most]
     if len(names) <= MAX_COLUMNS:
         lines = _count_table(names, {site: counts[site] for site in sites})
     else:

@@ -226,6 +226,9 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     error = said(package, "data-set", "return Domain(", "return (", words, capsys)
     assert "Archives._read returned a tuple; it must return a Domain(" in error
     forget("ownlib")
+    error = said(package, "data-set", "labels[:cut]", "labels[:cut + 1]", words, capsys)
+    assert "archives: domain 'day': 48 images need as many labels" in error
+    forget("ownlib")
     assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
 
 
