@@ -21,6 +21,7 @@ from common.data.layouts import (
     loose_images,
     not_read,
     nothing_read,
+    paths_to,
     roles_of,
     with_images,
 )
@@ -146,6 +147,8 @@ class Folder(OwnImages):
         for domain in self.domains:
             directory = self._place(Path(root), domain)
             if not directory.is_dir():
+                if not self.path and (deeper := paths_to(Path(root), domain)):
+                    raise DataError(f"folder: {directory} does not exist; data.path={deeper[0]} reads {domain}")
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
                     f"{_domains_near(domain, Path(root))}. Put it there, or {NAME_CLASSES}"

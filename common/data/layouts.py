@@ -354,6 +354,19 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
     return "; ".join([*ways, _table_in(root)]).removesuffix("; ")
 
 
+def paths_to(root: Path, domain: str) -> list[str]:
+    """Return the values of ``data.path`` by which images below ``root`` are of the domain ``domain``."""
+    places = [path.relative_to(root).parts[:-1] for path in images_below(root)]
+    holding = [place for place in dict.fromkeys(places) if domain in place]
+    usual = [place for place in holding if len(place) == len(holding[0])]
+    patterns = ["/".join(roles) for roles in _ways(usual)] if usual else []
+    return [
+        pattern
+        for pattern in dict.fromkeys([*patterns, "class/domain"])
+        if any(roles_of(place, pattern).get("domain") == domain for place in usual)
+    ]
+
+
 def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:
     """Return the domain, the split and the class of the images in a folder; empty if it does not fit.
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,24 @@ def test_images_of_one_class_are_nothing_to_train_on(tmp_path: Path) -> None:
     settings = load_settings(["data=folder", f"data.root={tmp_path}", "data.domains=[ward_a,ward_b]"])
     with pytest.raises(ConfigError, match=r"all images are of one class, cat, .*; add images of another class"):
         build_model(settings, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "setting"),
+    [
+        ("{part}/{domain}/{label}", "split/domain/class"),
+        ("{label}/{domain}", "class/domain"),
+        ("data/{domain}/{label}", "any/domain/class"),
+    ],
+)
+def test_a_domain_that_is_named_and_lies_deeper_gets_the_setting(place: str, setting: str, tmp_path: Path) -> None:
+    level = 0
+    for domain, label, part in product(("ward_a", "ward_b"), ("cat", "dog"), ("train", "test")):
+        folder = tmp_path / place.format(domain=domain, label=label, part=part)
+        for _ in range(3):
+            level += 1
+            write_image(folder / f"{level}.png", level)
+    named = Folder(root=str(tmp_path), domains=("ward_a", "ward_b"), image_size=8)
+    with pytest.raises(DataError, match=f"ward_a does not exist; data.path={setting} reads ward_a"):
+        _ = named.class_names
+    assert replace(named, path=setting).class_names == ("cat", "dog")
