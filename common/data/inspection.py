@@ -109,6 +109,34 @@ def _check_split(protocol: Protocol, domain: Domain, client: ClientSpec, indices
         )
 
 
+def check_groups(domain: Domain, clients: Sequence[ClientSpec], parts: Sequence[torch.Tensor]) -> None:
+    """Refuse a split that gives images of one group, such as a patient, to two clients.
+
+    Each of the two would protect the group by itself, and neither knows what the other reveals of it.
+
+    Args:
+        domain: the domain that is divided.
+        clients: its clients.
+        parts: indices of each client's samples in ``domain.train``: int64 [n] each.
+
+    Raises:
+        DataError: two clients hold images of a group.
+    """
+    if not domain.train_groups:
+        return
+    holders: dict[str, ClientSpec] = {}
+    for client, part in zip(clients, parts, strict=True):
+        for index in part.tolist():
+            group = domain.train_groups[index]
+            holder = holders.setdefault(group, client)
+            if holder != client:
+                raise DataError(
+                    f"the protocol gives images of the group {group!r} (data.group) to {holder.id} and to {client.id}; "
+                    "a group has one holder: choose protocol=one_per_domain, with a domain for each client in the "
+                    "table's column of domains, or leave out data.group"
+                )
+
+
 def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     """Return what no client holds of the training images: how many, and which classes, by domain; empty if nothing.
 
@@ -129,6 +157,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
             continue
         for client, part in zip(of_domain, parts, strict=True):
             _check_split(protocol, domain, client, part)
+        check_groups(domain, of_domain, parts)
         labels = domain.train.labels
         held = torch.cat(parts).unique()
         if len(held) == len(labels):

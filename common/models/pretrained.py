@@ -16,7 +16,7 @@ from common.errors import some_of
 from common.models.base import Model, ModelError
 from common.regular_files import MAX_TENSOR_FILE, check_regular
 from common.storage import read_tensors
-from common.text import shell_line, warn_once
+from common.text import printable, shell_line, warn_once
 
 WEIGHTS = "model.safetensors"
 """The file in an exported model's folder with its weights and the names of its classes."""
@@ -263,7 +263,7 @@ def _read_weights(path: Path, key: str) -> list[tuple[tuple[str, ...], State]]:
     except Exception as error:  # torch raises many types for what is no state dict
         raise ModelError(
             f"{place} cannot be read as a state dict, which is all that is read of such a file: "
-            f"{str(error).partition(chr(10))[0]}; write one with torch.save(network.state_dict(), 'network.pth')"
+            f"{_why_not_read(error)}; write one with torch.save(network.state_dict(), 'network.pth')"
         ) from error
     held = type(content).__name__
     if isinstance(content, Mapping):
@@ -275,6 +275,16 @@ def _read_weights(path: Path, key: str) -> list[tuple[tuple[str, ...], State]]:
         f"{place} is no state dict: it holds {held}, and no tensors by name; "
         "torch.save(network.state_dict(), 'network.pth') writes one"
     )
+
+
+def _why_not_read(error: Exception) -> str:
+    """Return why torch does not load a file, in one printable line, without its advice to load the file unsafely."""
+    text, _, _ = str(error).partition("\n\nCheck the documentation")
+    *_, reason = text.strip().split("\n\n")
+    _, _, reason = reason.rpartition("WeightsUnpickler error: ")
+    reason, _, _ = reason.partition(". Please use")
+    line, _, _ = reason.strip().partition("\n")
+    return printable(line.rstrip("."))
 
 
 def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:

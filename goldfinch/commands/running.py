@@ -27,7 +27,7 @@ from server.engines.inline import InlineEngine
 from server.flower.submit import run_on_ray, run_on_superlink
 from server.flower.superlink import SimulationLink
 from server.run.checkpoint import Checkpoints
-from server.run.conduct import check_holds_no_runs, check_not_in_a_run, prepare_output, run_federation
+from server.run.conduct import prepare_output, run_federation
 from server.run.events import count_lines
 from server.run.existing import Step, decide
 from strategies.core.federation import Federation
@@ -82,8 +82,6 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     settings.data.forget()  # files may have changed since an earlier run of this process
     if inline and not quiet:
         print(one_device(settings.train.device), end="")
-    check_not_in_a_run(settings.output_folder)
-    check_holds_no_runs(settings.output_folder)
     prepare_output(settings)
     try:
         with watching(settings, quiet=quiet) as show:

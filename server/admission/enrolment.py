@@ -220,12 +220,22 @@ class Enrolment:
             write_text(self._number_file(name), f"{answer['node-id']} {client}\n")
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
-            if wanted and kept[1:] not in ([], [wanted]):
+            if not kept:
+                number = self._number_file(name).name
+                unknown = (
+                    f"enrolled already, but {number} is missing, so its client is not known here: "
+                    "restore the file, or give the device a new key (docs/deploy.md, Rotating certificates and keys)"
+                )
+                if wanted:
+                    raise ConfigError(f"the key of {name} is {unknown}")
+                return unknown
+            enrolled = kept[-1]
+            if wanted not in ("", enrolled):
                 raise ConfigError(
-                    f"the key of {name} is enrolled for {kept[1]}, and a key keeps its client: to be {wanted} the "
+                    f"the key of {name} is enrolled for {enrolled}, and a key keeps its client: to be {wanted} the "
                     "device needs a new key (docs/deploy.md, Rotating certificates and keys)"
                 )
-            return " ".join(["enrolled already", *(f"for {client}" for client in kept[1:])])
+            return f"enrolled already for {enrolled}"
         raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or in_one_line(output)}")
 
     def _kept(self, name: str) -> list[str]:

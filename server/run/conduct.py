@@ -36,13 +36,16 @@ def prepare_output(settings: RunSettings) -> None:
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or files that a run would
-            replace; another process writes to the folder; it cannot be written; or the library of a tracker is missing.
+            replace; it lies in the folder of a run or holds such folders; another process writes to the folder; it
+            cannot be written; or the library of a tracker is missing.
         CheckpointError: the run cannot be resumed with these settings; the folder is as it was.
     """
     if settings.resume and settings.overwrite:
         raise ConfigError("resume=true goes on with a run and overwrite=true replaces it: choose one")
     tracker_settings(settings)
     require_accountant(settings)
+    check_not_in_a_run(settings.output_folder)
+    check_holds_no_runs(settings.output_folder)
     with run_lock(settings.output_folder):
         check_writable(settings.output_folder)
         decision = _checked(settings)

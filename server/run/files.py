@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from common.metrics import MEASURES, Measure
 from common.run_config import configuration_of, identity_of, read_class_names, read_config, scoring_of
 from common.scores import RunScores, Scorers
+from common.text import listing
 from common.versions import hash_of_files, recorded_files, recorded_versions
 from common.wire.messages import COUNTED_STATUSES, trained_count
 from server.run.events import COUNTS_LESS_EVENT
@@ -225,6 +226,25 @@ class RunFiles:
     def replies(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``replies.jsonl``; none if there is no such file."""
         return self._lines(REPLIES)
+
+    def check_whole(self) -> None:
+        """Check that the folder has the events of the rounds that are done, and the scores and replies that they name.
+
+        Raises:
+            CheckpointError: a file is missing.
+        """
+        names = {entry["event"] for entry in self.events}
+        needed = [EVENTS]
+        if names & {"score", "validation"}:
+            needed.append(SCORES)
+        if "round done" in names:
+            needed.append(REPLIES)
+        missing = [name for name in needed if not (self.folder / name).exists()]
+        if missing:
+            raise CheckpointError(
+                f"{self.folder} has a checkpoint and no {listing(missing)}, so that the record of the rounds that are "
+                "done is not whole: restore it from a copy, or start again with overwrite=true"
+            )
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         check_version(self.folder)

@@ -135,8 +135,9 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
 
     Raises:
         ConfigError: an older version of Goldfinch wrote the folder.
-        CheckpointError: no checkpoint can be read; a setting contradicts the rounds that are done; or ``train.rounds``
-            is less than they are, or differs although the run follows a schedule over all rounds.
+        CheckpointError: no checkpoint can be read; a record of the rounds that are done is missing; a setting
+            contradicts them; or ``train.rounds`` is less than they are, or differs although the run follows a schedule
+            over all rounds.
     """
     if not settings.resume:
         return None
@@ -145,6 +146,7 @@ def check_resumable(settings: RunSettings) -> Checkpoint | None:
     checkpoint = checkpoints.load()
     if checkpoint is None:
         return None
+    RunFiles(settings.output_folder).check_whole()
     _check_settings(settings, checkpoint)
     _check_rounds(settings, checkpoint, checkpoints.series.numbers())
     return checkpoint

@@ -300,7 +300,7 @@ def test_with_the_bound_it_is_scaled_and_recorded(tmp_path: Path) -> None:
 
 
 def test_by_default_a_long_update_is_accepted_as_it_is(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path)
+    settings = toy_settings("fedavg", tmp_path / "plain")
     done = run(settings, TouchedEngine(settings, edit=far(2)))
     assert {row["status"] for row in done.replies()} <= {"trained", "scored"}
     bounded = toy_settings("fedavg", tmp_path / "bounded", rounds={"outliers": "clip"})

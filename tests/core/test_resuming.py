@@ -80,15 +80,26 @@ def test_a_part_after_the_clock_was_set_back_is_later_than_one_that_was_killed(
         return payload
 
     at(1_800_000_000)
-    run(settings(tmp_path, 2, "scaffold"))
+    run(settings(tmp_path / "killed", 2, "scaffold"))
     at(1_800_010_000)
-    killed = settings(tmp_path, 4, "scaffold", resume=True)
+    killed = settings(tmp_path / "killed", 4, "scaffold", resume=True)
     with pytest.raises(KilledError):
         run(killed, TouchedEngine(killed, edit=kill))
     at(1_800_000_005)
-    done = run(settings(tmp_path, 4, "scaffold", resume=True))
+    done = run(settings(tmp_path / "killed", 4, "scaffold", resume=True))
     assert {row["status"] for row in done.replies() if row["round"] in ("3", "4")} == {"trained"}
     assert done.summary["state_sha256"] == run(settings(tmp_path / "at once", 4, "scaffold")).summary["state_sha256"]
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "scores.jsonl", "replies.jsonl"])
+def test_a_run_without_a_record_of_its_rounds_does_not_go_on(name: str, tmp_path: Path) -> None:
+    run(settings(tmp_path))
+    (tmp_path / name).unlink()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=rf"has a checkpoint and no {name}.*restore it.*overwrite=true"):
+        run(settings(tmp_path, 2, resume=True))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert run(settings(tmp_path, 2, overwrite=True)).summary["rounds"] == 2
 
 
 # ---- one writer a folder ---------------------------------------------------------------------------------------------
@@ -346,11 +357,11 @@ with terminable():
 )
 @pytest.mark.long
 def test_a_resumed_run_says_how_the_part_before_ended(number: int, reason: str, tmp_path: Path) -> None:
-    tests = Path(__file__).parent.parent
-    words = [sys.executable, "-c", SIGNALLED, str(tests), str(tmp_path), str(int(number))]
+    tests, struck = Path(__file__).parent.parent, tmp_path / "struck"
+    words = [sys.executable, "-c", SIGNALLED, str(tests), str(struck), str(int(number))]
     done = subprocess.run(words, cwd=tests.parent, check=False, capture_output=True, timeout=120)
     assert done.returncode != 0, done.stderr.decode()
     whole = run(settings(tmp_path / "whole", 3))
-    resumed = run(replace(settings(tmp_path, 3), resume=True))
-    assert [entry["reason"] for entry in events(tmp_path, "interrupted")] == [reason]
+    resumed = run(replace(settings(struck, 3), resume=True))
+    assert [entry["reason"] for entry in events(struck, "interrupted")] == [reason]
     assert resumed.sha256 == whole.sha256

@@ -126,7 +126,7 @@ class Stranger(TouchedEngine):
 
 
 def test_strangers_and_doubles_are_refused(tmp_path: Path) -> None:
-    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    settings = toy_settings("fedavg", tmp_path / "strange", train={"rounds": 1})
     done = run(settings, Stranger(settings))
     refused = [(row["client"], row["reason"]) for row in done.replies() if row["status"] == "refused"]
     assert ("moon-0", "moon-0 was not asked in round 1") in refused
@@ -249,7 +249,7 @@ class Twice(FedAvg):
 
 
 def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Path) -> None:
-    settings = with_method(toy_settings("fedavg", tmp_path, train={"rounds": 3}), Twice())
+    settings = with_method(toy_settings("fedavg", tmp_path / "failing", train={"rounds": 3}), Twice())
     engine = TouchedEngine(
         settings,
         failing=lambda request: request.round == 2 and request.exchange == "again" and request.client != "dark-0",
@@ -259,7 +259,8 @@ def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Pat
     state = rounds.run()
     assert state.extra["seen"].tolist() == [3 * (3 + 1)]
     plain = run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1}))
-    losses = {row["round"]: row["loss"] for row in read_lines(tmp_path / "scores.jsonl") if row["domain"] == "dark"}
+    scores = read_lines(settings.output_folder / "scores.jsonl")
+    losses = {row["round"]: row["loss"] for row in scores if row["domain"] == "dark"}
     assert losses[1] == losses[2] != losses[3]
     assert str(losses[1]) == [row["loss"] for row in plain.history() if row["domain"] == "dark"][-1]
 

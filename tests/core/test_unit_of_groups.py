@@ -19,6 +19,8 @@ from test_sensitivity_audit import settings_of
 from client.border import SCORED, Border, Images, trained_on
 from client.reasons import REASONS
 from common.accounting import epsilon
+from common.data.inspection import inspect_all
+from common.data.protocols import OneClientPerDomain, Skewed
 from common.data.table import Table, leading_groups
 from common.errors import ConfigError, DataError, ImageSideError, RepeatedImageError
 from common.privacy import NEIGHBOURS, GaussianPrivacy, group_factor
@@ -112,6 +114,15 @@ def test_a_row_without_a_group_is_refused(tmp_path: Path) -> None:
     (folder / "list.csv").write_text(text.replace("5.png,positive,p1", "5.png,positive,"))
     with pytest.raises(DataError, match="a row has no 'patient'"):
         table(folder).load("clinic")
+
+
+def test_a_protocol_that_divides_a_group_among_clients_is_refused(tmp_path: Path) -> None:
+    data = table(write_patients(tmp_path / "clinic", split=False))
+    divided = Skewed(skew="none", client_count=2, least=1)
+    with pytest.raises(DataError, match=r"group 'p\d' \(data\.group\) to clinic-0 and to clinic-1.*one_per_domain"):
+        inspect_all(data, divided, 0)
+    inspect_all(data, OneClientPerDomain(), 0)
+    inspect_all(replace(data, group=""), divided, 0)
 
 
 # ---- the border ------------------------------------------------------------------------------------------------------

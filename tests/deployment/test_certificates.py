@@ -313,6 +313,21 @@ def test_a_key_is_enrolled_for_one_client(
     assert registrar.dismissed == ["572"]
 
 
+def test_a_key_whose_client_is_not_known_is_enrolled_for_no_other(
+    registrar: Registrar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensure(tmp_path, [], ["webcam"])
+    enrol = ["devices", "enrol", str(tmp_path)]
+    assert main(enrol) == 0
+    next(tmp_path.rglob("webcam.number")).unlink()
+    capsys.readouterr()
+    assert main(enrol) == 0
+    told = capsys.readouterr()
+    assert "webcam.number is missing, so its client is not known here: restore the file" in told.out
+    assert main([*enrol, "--client", "webcam=dslr-0"]) == 1
+    assert "the key of webcam is enrolled already, but webcam.number is missing" in capsys.readouterr().err
+
+
 def test_devices_are_enrolled_again_on_a_superlink_that_lost_its_store(
     registrar: Registrar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,8 +119,10 @@ class Harmful:
 def test_files_that_are_no_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"layer": Harmful()}, tmp_path / "harmful.pth")
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    (tmp_path / "coloured.pth").write_bytes(b"\x80\x02c\x1b[31mevil\nclass\n.")
     reasons = {
-        "harmful.pth": "cannot be read as a state dict",
+        "harmful.pth": r"cannot be read as a state dict.*: Unsupported global: GLOBAL print [^.]*; write one",
+        "coloured.pth": r"such a file: Unsupported global: GLOBAL \\x1b\[31mevil\.class [^.]*; write one",
         "other.pth": r"another network: it lacks .*check model\.name",
         "missing.pth": "no such file",
     }
