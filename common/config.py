@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from common.choices import trusted
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, DataError, nearest
 from common.text import warn_once
 
 T = TypeVar("T")
@@ -158,6 +158,19 @@ def returned(value: object, kind: type[T], function: Callable[..., Any]) -> T:
     return value
 
 
+def result_of(function: Callable[[str], object], name: str, kind: type[T], where: str) -> T:
+    """Return ``function(name)``, of a class that may be the user's own, if it is a ``kind``.
+
+    Raises:
+        ConfigError: it is not.
+        DataError: a value that the function makes is refused, such as arrays that do not fit together.
+    """
+    try:
+        return returned(function(name), kind, function)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
 def build(node: Mapping[str, Any], where: str, target: type | None = None) -> Any:
     """Return the :func:`checked` object that ``node`` describes.
 
@@ -211,7 +224,7 @@ def _defaults_of(target: type) -> dict[str, Any]:
 def construct(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Return ``target(**values)``; a ``ConfigError`` names every mistake below the key ``where``."""
     if inspect.isabstract(target):
-        lacking = ", ".join(sorted(target.__abstractmethods__))
+        lacking = ", ".join(sorted(vars(target)["__abstractmethods__"]))
         raise ConfigError(f"{where}: {target.__name__} does not define {lacking}; add it, or correct its spelling")
     try:
         return target(**values)

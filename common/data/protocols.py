@@ -18,7 +18,6 @@ from common.data.domain import DataSource, Domain
 from common.data.own_images import whole_groups
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import generator, numpy_generator
-from common.text import quantity
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ class Protocol(ABC):
         trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:
             raise DataError(
-                f"client {client.id} would train on {quantity(len(trained), 'sample')}; it needs two or more: "
+                f"client {client.id} would train on {len(trained)} samples; it needs two or more: "
                 "give the domain more images or the protocol a larger share"
             )
         return trained, validated

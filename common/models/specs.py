@@ -6,7 +6,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 
 from common.config import Count, checked, returned
@@ -20,6 +19,7 @@ from common.models.convolutional import (
 )
 from common.models.pretrained import load_pretrained, start_from
 from common.models.residual import ResidualBackbone
+from common.models.trial import try_on
 
 
 @checked
@@ -47,17 +47,17 @@ class ModelSpec(ABC):
         """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and what it starts from.
 
         Args:
-            class_count: K, >= 1.
+            class_count: K, >= 2.
             image_size: side of the square input images in pixels.
             seed: the run's seed.
             classes: their names, where they are known.
 
         Raises:
-            ModelError: no class, images too small for this network, weights to start from that do not fit, or a network
-                of the user's own whose features or logits have other sizes than it states.
+            ModelError: fewer than two classes, images too small for this network, weights to start from that do not
+                fit, or a network of the user's own whose features or logits have other sizes than it states.
         """
-        if class_count < 1:
-            raise ModelError(f"a network needs at least one class; got {class_count}")
+        if class_count < 2:
+            raise ModelError(f"there is nothing to learn of one class: add images of a second to {list(classes)}")
         if image_size < self.minimum_image_size:
             raise ModelError(
                 f"images of {image_size}x{image_size} pixels are too small for {type(self).__name__}, which needs "
@@ -65,8 +65,7 @@ class ModelSpec(ABC):
             )
         with initialised(seed, "initialisation"):
             model = returned(self._construct(class_count, image_size), Model, self._construct)
-            if not type(self).__module__.startswith("common.models."):
-                _try_on(model, image_size, type(self).__name__)
+            try_on(model, image_size, type(self))
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)
         model.frozen = self.freeze == "backbone"
@@ -79,29 +78,6 @@ class ModelSpec(ABC):
     @abstractmethod
     def _construct(self, class_count: int, image_size: int) -> Model:
         """Return the network, with weights from the current random state."""
-
-
-def _try_on(model: Model, size: int, name: str) -> None:
-    """Check the sizes of what a network computes, on two black images; it is in training mode again afterwards."""
-    device = next(model.parameters(), torch.empty(0)).device
-    if device.type == "meta":  # not every operation knows it
-        return
-    try:
-        with torch.no_grad():
-            features, logits = model.eval()(torch.zeros(2, 3, size, size, device=device))
-    except Exception as error:
-        raise ModelError(f"{name} fails on images [2, 3, {size}, {size}]: {type(error).__name__}: {error}") from error
-    finally:
-        model.train()
-    for what, found, expected in (
-        ("features", features, model.feature_size),
-        ("logits", logits, model.class_count),
-    ):
-        if found.shape != (2, expected):
-            raise ModelError(
-                f"{name}: {what} of two images are {list(found.shape)}, and must be [2, {expected}], as the network "
-                "says in Model(backbone, head, feature_size, class_count)"
-            )
 
 
 def _linear(backbone: nn.Module, feature_size: int, class_count: int) -> Model:

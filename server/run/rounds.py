@@ -16,7 +16,6 @@ from common.errors import EngineError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
-from common.text import quantity
 from server.run.attacked import AttackedEngine
 from server.run.deployment import DEADLINE_SECONDS, ExchangePatience
 from server.run.engine import Engine, Failure
@@ -123,7 +122,7 @@ class RoundLoop:
                 self.checkpoints.save(self.state)
             if missed >= self.settings.rounds.failures:
                 reason = trouble(self.history, number, trained=self.trained)
-                raise EngineError(f"{quantity(missed, 'round')} in a row missed the quorum; {reason}")
+                raise EngineError(f"rounds in a row that missed their quorum: {missed}; {reason}")
         return True
 
     def _round(self, number: int) -> bool:

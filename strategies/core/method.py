@@ -362,16 +362,8 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
         settings: the run's settings.
         client_count: number of clients of the run.
         domain: the domain of the client that the model is for; ``None`` is the server.
-
-    Raises:
-        ConfigError: the data have one class, or the model does not fit the data or the method.
     """
     data, seed, spec = settings.data, settings.seed, settings.model
-    if data.class_count < 2:
-        raise ConfigError(
-            f"{data.name}: all images are of one class, {', '.join(data.class_names)}, so every score would be 100 %; "
-            "add images of another class"
-        )
     if domain is not None:
         spec = spec.of(domain)
     model = spec.build(data.class_count, data.image_size, seed, data.class_names)
