@@ -262,10 +262,19 @@ def in_one_line(output: str) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that no program listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a TCP port of the loopback interface that no program listens on now.
+
+    The system gives it to no other program for a minute, in which a server, which reuses addresses, can listen on it: a
+    connection that was closed at the port's end leaves it in ``TIME_WAIT``.
+    """
+    with socket.socket() as listener, socket.socket() as caller:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        caller.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.close()  # first, so that the port and not the caller's waits
+        return listener.getsockname()[1]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from common.errors import ConfigError
 from goldfinch.commands import doctor
 from server.flower import submit
-from server.flower.processes import flower_environment
+from server.flower.processes import flower_environment, free_port
 from server.flower.submit import check_ray
 
 
@@ -23,6 +24,17 @@ def test_a_proxy_is_not_asked_for_programs_on_this_machine(tmp_path: Path, monke
     assert found["http_proxy"] == "http://proxy.example:3128"
     assert found["no_proxy"] == "intranet.example,127.0.0.1,localhost,::1"
     assert found["NO_PROXY"] == "127.0.0.1,localhost,::1"
+
+
+def test_a_free_port_is_kept_for_the_server_that_starts_next() -> None:
+    """A SuperLink takes seconds to listen, in which another program would be given the port."""
+    address = ("127.0.0.1", free_port())
+    with socket.socket() as program, pytest.raises(OSError, match="in use"):
+        program.bind(address)
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen()
 
 
 def test_a_simulation_does_not_join_the_cluster_of_another_program(
