@@ -158,7 +158,7 @@ def returned(value: object, kind: type[T], function: Callable[..., Any]) -> T:
     return value
 
 
-def result_of(function: Callable[[str], object], name: str, kind: type[T], where: str) -> T:
+def read_by(function: Callable[[str], object], name: str, kind: type[T], where: str) -> T:
     """Return ``function(name)``, of a class that may be the user's own, if it is a ``kind``.
 
     Raises:
