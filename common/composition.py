@@ -419,13 +419,13 @@ def _check_group(item: Override) -> bool:
     options = choices_of(group)
     if not options:
         return False
-    if not isinstance(chosen, list):
-        chosen = [chosen]
-    for choice in chosen:
-        if choice is None and group != "experiment":
-            raise ConfigError(f"{group}=null: one must be chosen; {nearest('', options)}")
-        if choice is not None and str(choice) not in options:
-            raise ConfigError(f"{group}={choice}: no such choice; {_remedy(group, str(choice), options)}")
+    if isinstance(chosen, list):
+        several = ",".join(map(str, chosen))
+        raise ConfigError(f"{item.text}: a run has one {group}; use sweep: goldfinch sweep {group}={several}")
+    if chosen is None and group != "experiment":
+        raise ConfigError(f"{group}=null: one must be chosen; {nearest('', options)}")
+    if chosen is not None and str(chosen) not in options:
+        raise ConfigError(f"{group}={chosen}: no such choice; {_remedy(group, str(chosen), options)}")
     return True
 
 

@@ -1,6 +1,7 @@
 """Checked, frozen dataclasses: built from a configuration and written back; errors name the nearest valid choice."""
 
 import dataclasses
+import difflib
 import dis
 import importlib
 import importlib.util
@@ -20,7 +21,8 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from common.choices import trusted
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, DataError, nearest
+from common.text import warn_once
 
 T = TypeVar("T")
 
@@ -76,7 +78,8 @@ def checked(target: type[T]) -> type[T]:
 
     Values are not converted, except an int to a float: 1.5 is no int, "yes" and 1 are no bool, True is no int.
     Infinite numbers and NaN are refused. Ranges are part of a type, such as :data:`Positive`. Conditions on several
-    fields are checked in ``__post_init__``, which raises ``ValueError`` (:func:`check`).
+    fields are checked in ``__post_init__``, which raises ``ValueError`` (:func:`check`). A warning names what is spelt
+    almost like something of a base that ``target`` does not override.
 
     Raises:
         TypeError: ``target`` has a function in the place of a property of its base, or one that returns nothing in the
@@ -87,7 +90,10 @@ def checked(target: type[T]) -> type[T]:
     for base in target.__mro__[1:]:
         for name in vars(target).keys() & vars(base).keys():
             _check_override(vars(target)[name], vars(base)[name], f"{target.__name__}.{name}", base)
-    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    _say_misspelt(target)
+    config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True, validate_default=True
+    )
     return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
 
 
@@ -99,6 +105,26 @@ def _check_override(own: object, replaced: object, where: str, base: type) -> No
         raise TypeError(f"{where} is a function, and a property of {base.__name__}: write @property above it")
     if inspect.isfunction(replaced) and "None" not in str(replaced.__annotations__.get("return")) and _no_value(own):
         raise TypeError(f"{where} returns nothing, and that of {base.__name__} returns a value: add return")
+
+
+LIKE = 0.8
+"""How alike two names are, as ``difflib`` measures it, where one is probably the other misspelt."""
+
+
+def _say_misspelt(target: type) -> None:
+    """Warn of what is spelt almost like something that the bases have and ``target`` does not override."""
+    fields = inspect.get_annotations(target).keys()
+    own = {name for name in vars(target).keys() - fields if not name.startswith("_")}
+    inherited: set[str] = set()
+    for base in target.__mro__[1:-1]:
+        inherited |= vars(base).keys()
+    for name in sorted(own - inherited):
+        close = difflib.get_close_matches(name, inherited - own, n=1, cutoff=LIKE)
+        if close:
+            warn_once(
+                f"{target.__module__}.{target.__name__}.{name} overrides nothing; did you mean {close[0]}? If not, "
+                "another name ends this warning"
+            )
 
 
 def _no_value(function: types.FunctionType) -> bool:
@@ -130,6 +156,19 @@ def returned(value: object, kind: type[T], function: Callable[..., Any]) -> T:
         name = function.__qualname__
         raise ConfigError(f"{name} returned a {type(value).__name__}; it must return a {kind.__name__}(...)")
     return value
+
+
+def read_by(function: Callable[[str], object], name: str, kind: type[T], where: str) -> T:
+    """Return ``function(name)``, of a class that may be the user's own, if it is a ``kind``.
+
+    Raises:
+        ConfigError: it is not.
+        DataError: a value that the function makes is refused, such as arrays that do not fit together.
+    """
+    try:
+        return returned(function(name), kind, function)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
 
 
 def build(node: Mapping[str, Any], where: str, target: type | None = None) -> Any:
@@ -184,6 +223,9 @@ def _defaults_of(target: type) -> dict[str, Any]:
 
 def construct(target: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Return ``target(**values)``; a ``ConfigError`` names every mistake below the key ``where``."""
+    if inspect.isabstract(target):
+        lacking = ", ".join(sorted(vars(target)["__abstractmethods__"]))
+        raise ConfigError(f"{where}: {target.__name__} does not define {lacking}; add it, or correct its spelling")
     try:
         return target(**values)
     except ValidationError as error:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -62,6 +63,8 @@ def install_command(extra: str) -> str:
 def libraries_of(extra: str, what: str) -> Iterator[None]:
     """Within the context, a missing library becomes a :class:`ConfigError` that says how to install it.
 
+    If a file or folder of the user's has the library's name, the error says so instead.
+
     Args:
         extra: the extra of the package that installs the library.
         what: the setting or feature that needs it.
@@ -69,7 +72,29 @@ def libraries_of(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        stranger = _of_the_user(sys.modules.get(module))
+        if stranger is not None:
+            raise ConfigError(named_alike(what, module, stranger)) from error
         raise ConfigError(f"{what} needs {error.name}: {install_command(extra)}") from error
+
+
+def named_alike(what: str, library: str, place: Path) -> str:
+    """Return that a file or folder of the user's has a library's name, and the command that renames it."""
+    move = shlex.join(["mv", str(place), str(place.with_name(f"my_{place.name}"))])
+    return f"{what} needs {library}, and {place} has its name and is found first; rename it: {move}"
+
+
+def _of_the_user(module: Any) -> Path | None:
+    """Return the file or folder of an imported module that no installation put there; ``None`` for others."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    place = Path(file)
+    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib"))
+    if any(place.is_relative_to(folder) for folder in installed):
+        return None
+    return place.parent if place.name == "__init__.py" else place
 
 
 def hugging_face_datasets() -> Any:
@@ -84,10 +109,7 @@ def hugging_face_datasets() -> Any:
         place = Path(str(datasets.__file__))
         if place.name == "__init__.py":
             place = place.parent
-        raise ConfigError(
-            f"data=table needs Hugging Face's datasets, and {place} has its name and is found first; rename it: "
-            f"{shlex.join(['mv', str(place), str(place.with_name(f'my_{place.name}'))])}"
-        )
+        raise ConfigError(named_alike("data=table", "Hugging Face's datasets", place))
     return datasets
 
 

@@ -37,6 +37,10 @@ ROUNDING = 1e-5
 """Share of a limit by which a sum may exceed it, because floating-point sums are rounded."""
 
 
+SPLIT = 1e-4
+"""How far, relatively or absolutely, a sum may be from that of the same images in two batches, in rounding alone."""
+
+
 @dataclass(frozen=True)
 class SumRange:
     """What one image can add to a sum. The server refuses a reply with a sum beyond that.
@@ -140,7 +144,8 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
     """Return the metric's values; ``None`` for one that is not defined, since it is left out or not finite.
 
     Raises:
-        ConfigError: :meth:`OwnMetric.values` raised another error than one of arithmetic, or returned other names.
+        ConfigError: :meth:`OwnMetric.values` raised another error than one of arithmetic, or returned other names or
+            what is no number.
     """
     name = type(metric).__name__
     try:
@@ -148,6 +153,8 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
             returned = dict(metric.values({key: np.float64(value) for key, value in sums.items()}))
     except ArithmeticError:  # such as a division of Python's own numbers by zero
         returned = {}
+    except NotImplementedError as error:
+        raise ConfigError(f"{name} does not define values; add it, or correct its spelling") from error
     except Exception as error:
         raise ConfigError(f"{name}.values: {type(error).__name__}: {error}") from error
     unknown = sorted(set(returned) - set(metric.measures))
@@ -157,13 +164,17 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
     for key in metric.measures:
         value = returned.get(key)
         values[key] = None
-        if isinstance(value, int | float) and math.isfinite(value):
-            values[key] = float(value)
+        try:
+            number = math.nan if value is None else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{name}.values: {key} is not a number: {error}") from error
+        if math.isfinite(number):
+            values[key] = number
     return values
 
 
 def check_own_metric(metric: OwnMetric, class_count: int) -> None:
-    """Check a metric's declarations and try it on one image of each class, before a run begins.
+    """Check a metric's declarations and try it on one image of each class, in one batch and two, before a run begins.
 
     Raises:
         ConfigError: a declaration is wrong, or the trial failed; the message names what to correct.
@@ -196,9 +207,11 @@ def check_own_metric(metric: OwnMetric, class_count: int) -> None:
 def _try(metric: OwnMetric, class_count: int) -> None:
     import torch
 
-    probabilities = torch.full((class_count, class_count), 1 / class_count)
+    probabilities, labels = torch.full((class_count, class_count), 1 / class_count), torch.arange(class_count)
     try:
-        values_of(metric, count_sums(metric, probabilities, torch.arange(class_count)))
+        sums = count_sums(metric, probabilities, labels)
+        values_of(metric, sums)
+        _check_adds_up(metric, sums, probabilities, labels)
     except (ConfigError, PayloadError) as error:
         raise ConfigError(f"own_metric: {error}") from error
     except Exception as error:
@@ -206,3 +219,18 @@ def _try(metric: OwnMetric, class_count: int) -> None:
             f"own_metric: {type(metric).__name__}.sums fails on {class_count} images of {class_count} classes: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _check_adds_up(metric: OwnMetric, sums: Mapping[str, float], probabilities: Tensor, labels: Tensor) -> None:
+    """Check that the sums of two batches are those of all images, as the server adds them."""
+    if len(labels) < 2:
+        return
+    first = count_sums(metric, probabilities[:1], labels[:1])
+    others = count_sums(metric, probabilities[1:], labels[1:])
+    for key, whole in sums.items():
+        together = first[key] + others[key]
+        if not math.isclose(whole, together, rel_tol=SPLIT, abs_tol=SPLIT):
+            raise PayloadError(
+                f"{type(metric).__name__}.sums: {key} of {len(labels)} images is {whole:g}, and in two batches "
+                f"{together:g}; return a sum over images, and divide in values"
+            )

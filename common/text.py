@@ -50,12 +50,14 @@ def listing(items: Sequence[object]) -> str:
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: ``three clients``, ``13 clients``; the plural is by default the noun and an s."""
-    number = str(count)
-    if count < len(NUMBERS):
-        number = NUMBERS[count]
-    if count != 1:
-        noun = plural or f"{noun}s"
-    return f"{number} {noun}"
+    number = NUMBERS[count] if count < len(NUMBERS) else str(count)
+    several = plural or f"{noun}s"
+    return f"{number} {noun if count == 1 else several}"
+
+
+def quantity(count: int, noun: str) -> str:
+    """Return a count in digits with its noun: ``1 client``, ``1,300 clients``."""
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
 
 
 def shell_line(words: Iterable[object]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from common.errors import ConfigError
 from goldfinch.overrides import SharedKeywords, overrides_of, with_signature
 from goldfinch.runs import Run, Runs
 from goldfinch.study.options import Rules
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @with_signature(SharedKeywords)
 def compare(
-    methods: Sequence[str],
+    methods: str | Sequence[str],
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
     output: Path | str | None = None,
@@ -45,7 +46,7 @@ def compare(
         gf.compare(["fedavg", "fpl"], data="glyphs", rounds=10, settings={"protocol.samples": 100})
 
     Args:
-        methods: names of conf/method/.
+        methods: names of conf/method/, or one of them.
         overrides: settings of all runs, such as ``"data.image_size=32"``.
         settings: the same by key.
         output: the folder; ``None`` takes one that is named after the settings.
@@ -79,6 +80,8 @@ def compare(
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
 
+    if isinstance(methods, str):
+        methods = [methods]
     rules = Rules(studies, trials, runs, scores, weighting, batch)
     given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
     words = [f"methods={','.join(methods)}", *given, *rules.options]
@@ -117,14 +120,18 @@ def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
 
 
 def table(
-    runs: Sequence[Run],
+    runs: Run | Sequence[Run],
     *,
     rule: str = "final",
     values: Values = "text",
     metric: str = "accuracy",
-    labels: Sequence[str] = (),
+    labels: str | Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Return the table of any runs; see :meth:`goldfinch.runs.Runs.table`."""
+    """Return the table of a run, or of any runs; see :meth:`goldfinch.runs.Runs.table`."""
+    if isinstance(runs, Run):
+        runs = [runs]
+    if isinstance(runs, str | Path) or not all(isinstance(run, Run) for run in runs):
+        raise ConfigError("gf.table takes runs, such as gf.load_runs(FOLDER) returns")
     if not isinstance(runs, Runs):
         runs = Runs(runs)
     return runs.table(rule=rule, values=values, metric=metric, labels=labels)

@@ -415,7 +415,12 @@ class Runs(list[Run]):
         self.unfinished = list(unfinished)
 
     def table(
-        self, *, rule: str = "final", values: Values = "text", metric: str = "accuracy", labels: Sequence[str] = ()
+        self,
+        *,
+        rule: str = "final",
+        values: Values = "text",
+        metric: str = "accuracy",
+        labels: str | Sequence[str] = (),
     ) -> pd.DataFrame:
         """Return the table of the runs: a row per method or setting, a column per domain, averaged over seeds.
 
@@ -440,6 +445,8 @@ class Runs(list[Run]):
             raise ConfigError(f"rule={rule!r}: choose one of {', '.join(RULES)}")
         if values not in get_args(Values):
             raise ConfigError(f"values={values!r}: choose one of {', '.join(get_args(Values))}")
+        if isinstance(labels, str):
+            labels = [labels]
         unfinished = [run.records for run in self.unfinished]
         tables = tables_of([run.records for run in self], metric, labels, unfinished=unfinished)
         return wide_table(tables, rule, values)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from common.config import Names, check, checked, returned
+from common.config import Names, check, checked, read_by
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
 from common.data.names import check_names
@@ -251,12 +251,10 @@ class DataSource(ABC):
 @lru_cache(maxsize=32)
 def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     read = source._read_own if own else source._read
-    found = returned(read(domain), Domain, source._read)
+    found = read_by(read, domain, Domain, f"{source.name}: domain {domain!r}")
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
-            place = ""
-            if source.root:
-                place = f" under {source.root}"
+            place = f" under {source.root}" if source.root else ""
             raise DataError(
                 f"{source.name}: domain {domain!r}{place} has no {part} images; add some, or leave the domain out"
             )

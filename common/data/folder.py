@@ -21,6 +21,7 @@ from common.data.layouts import (
     loose_images,
     not_read,
     nothing_read,
+    paths_to,
     roles_of,
     with_images,
 )
@@ -28,7 +29,7 @@ from common.data.names import split_of, unfit
 from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
-from common.text import printable, shell_line, warn_once
+from common.text import printable, quantity, shell_line, warn_once
 
 MAX_SHOWN = 5
 """Names in one message."""
@@ -111,7 +112,7 @@ class Folder(OwnImages):
             return tuple(folder.name for folder in found)
         _warn_of(root, not_read(root, deep=False))
         if loose := loose_images(root):
-            _warn_of(root, [f"{len(loose)} images in no folder of a domain, such as {loose[0].name}"])
+            _warn_of(root, [f"{quantity(len(loose), 'image')} in no folder of a domain, such as {loose[0].name}"])
         grids = {tuple(inside.name for inside in directories(folder) if loose_images(inside)) for folder in found}
         if len(found) > 1 and len(grids) == 1 and () not in grids:
             warn_once(
@@ -146,6 +147,8 @@ class Folder(OwnImages):
         for domain in self.domains:
             directory = self._place(Path(root), domain)
             if not directory.is_dir():
+                if not self.path and (deeper := paths_to(Path(root), domain)):
+                    raise DataError(f"folder: {directory} does not exist; data.path={deeper[0]} reads {domain}")
                 raise DataError(
                     f"folder: the classes are the union over all domains, but {directory} does not exist; "
                     f"{_domains_near(domain, Path(root))}. Put it there, or {NAME_CLASSES}"

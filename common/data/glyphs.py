@@ -31,15 +31,15 @@ _SLANTED = (
 class Glyphs(DataSource):
     """Ten digits, 32x32 RGB, in up to five domains of different sizes.
 
-    ============  =====  =====  ==========================================================================
-    domain        train  test   what
-    ============  =====  =====  ==========================================================================
-    handwritten    1437    360  scikit-learn's UCI digits (real 8x8 scans), light on black
-    printed        1200    600  upright serif and typewriter fonts, dark on paper
-    signs          2400    800  sans-serif fonts, colour on colour, between parts of other digits
-    sketch          240    400  slanted fonts, drawn as bent outlines; the small domain
-    blended        1437    360  the handwritten digits, subtracted from coloured textures
-    ============  =====  =====  ==========================================================================
+    handwritten, 1437 training and 360 test images: scikit-learn's UCI digits (real 8x8 scans), light on black.
+
+    printed, 1200 and 600: upright serif and typewriter fonts, dark on paper.
+
+    signs, 2400 and 800: sans-serif fonts, colour on colour, between parts of other digits.
+
+    sketch, 240 and 400: slanted fonts, drawn as bent outlines; the small domain.
+
+    blended, 1437 and 360: the handwritten digits, subtracted from coloured textures.
     """
 
     name: ClassVar[str] = "glyphs"

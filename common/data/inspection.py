@@ -13,7 +13,7 @@ from common.data.domain import DataSource, Domain
 from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, nearest, some_of
-from common.text import warn_once
+from common.text import quantity, warn_once
 
 BLOCK = 4096
 """Images that are hashed at a time."""
@@ -270,7 +270,9 @@ def _two_labels(source: DataSource, several: Sequence[Sequence[Place]]) -> list[
         )
     if not count:
         return []
-    return [f"{count:,} images have two labels: {example}. Keep each image in the one class that it belongs to"]
+    return [
+        f"{quantity(count, 'image')} with two labels: {example}. Keep each image in the one class that it belongs to"
+    ]
 
 
 def _trained_and_scored(source: DataSource, several: Sequence[Sequence[Place]]) -> list[str]:

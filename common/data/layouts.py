@@ -14,7 +14,7 @@ from common.errors import DataError, some_of
 from common.extras import install_command
 from common.overrides import written_override
 from common.regular_files import kind_of_file
-from common.text import shell_line
+from common.text import quantity, shell_line
 
 SYSTEM = frozenset({
     "__macosx", "__pycache__", "@eadir", "@recycle", "#recycle", "lost+found", "$recycle.bin",
@@ -141,7 +141,7 @@ def not_read(folder: Path, apart: Collection[Path] = (), *, deep: bool = True) -
             elif is_system(path):
                 files = (Path(above, name) for above, _, names in os.walk(path) for name in names)
                 if count := sum(map(_is_any_image, islice(files, MAX_SAMPLED))):
-                    found.append(f"{path.relative_to(folder)}/ ({count} images in a system's folder)")
+                    found.append(f"{path.relative_to(folder)}/ ({quantity(count, 'image')} in a system's folder)")
             elif leads_back(path):
                 found.append(f"{path.relative_to(folder)}/ (a link to a folder that it lies in)")
             elif path in apart or not any(True for _ in images_below(path)):
@@ -352,6 +352,19 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
     if len(ways) > 1:
         ways.append("classes may also lie above domains, as in class/domain")
     return "; ".join([*ways, _table_in(root)]).removesuffix("; ")
+
+
+def paths_to(root: Path, domain: str) -> list[str]:
+    """Return the values of ``data.path`` by which images below ``root`` are of the domain ``domain``."""
+    places = [path.relative_to(root).parts[:-1] for path in images_below(root)]
+    holding = [place for place in dict.fromkeys(places) if domain in place]
+    usual = [place for place in holding if len(place) == len(holding[0])]
+    patterns = ["/".join(roles) for roles in _ways(usual)] if usual else []
+    return [
+        pattern
+        for pattern in dict.fromkeys([*patterns, "class/domain"])
+        if any(roles_of(place, pattern).get("domain") == domain for place in usual)
+    ]
 
 
 def roles_of(place: Sequence[str], pattern: str) -> dict[str, str]:

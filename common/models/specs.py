@@ -19,6 +19,7 @@ from common.models.convolutional import (
 )
 from common.models.pretrained import load_pretrained, start_from
 from common.models.residual import ResidualBackbone
+from common.models.trial import try_on
 
 
 @checked
@@ -34,7 +35,7 @@ class ModelSpec(ABC):
             ``none``.
     """
 
-    minimum_image_size: ClassVar[int]
+    minimum_image_size: ClassVar[int] = 1
     """Side in pixels below which a layer would have nothing left to halve."""
     channels_last: ClassVar[bool] = False
     """Whether training was measured faster with channels last in memory (docs/performance.md)."""
@@ -46,16 +47,17 @@ class ModelSpec(ABC):
         """The network on the CPU in float32, in training mode; its weights depend on ``seed`` and what it starts from.
 
         Args:
-            class_count: K, >= 1.
+            class_count: K, >= 2.
             image_size: side of the square input images in pixels.
             seed: the run's seed.
             classes: their names, where they are known.
 
         Raises:
-            ModelError: no class, images too small for this network, or weights to start from that do not fit.
+            ModelError: fewer than two classes, images too small for this network, weights to start from that do not
+                fit, or a network of the user's own whose features or logits have other sizes than it states.
         """
-        if class_count < 1:
-            raise ModelError(f"a network needs at least one class; got {class_count}")
+        if class_count < 2:
+            raise ModelError(f"there is nothing to learn of one class: add images of a second to {list(classes)}")
         if image_size < self.minimum_image_size:
             raise ModelError(
                 f"images of {image_size}x{image_size} pixels are too small for {type(self).__name__}, which needs "
@@ -63,6 +65,7 @@ class ModelSpec(ABC):
             )
         with initialised(seed, "initialisation"):
             model = returned(self._construct(class_count, image_size), Model, self._construct)
+            try_on(model, image_size, type(self))
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)
         model.frozen = self.freeze == "backbone"

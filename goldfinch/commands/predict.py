@@ -15,7 +15,7 @@ from common.data.image_files import is_image
 from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
-from common.text import printable
+from common.text import printable, quantity
 from goldfinch.folders import files_below
 
 MAX_SHOWN = 40
@@ -57,7 +57,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
             text = json.dumps(rows, indent=2) + "\n"
         with writing(output, "another place"):
             write_text(output, text)
-        print(f"wrote {output}: {len(rows)} images")
+        print(f"wrote {output}: {quantity(len(rows), 'image')}")
     return int(len(rows) < len(files))
 
 

@@ -19,7 +19,7 @@ from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
-from common.text import printable, shell_line
+from common.text import printable, quantity, shell_line
 from common.wire.payload import Payload, cast_down, encoded_size
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
@@ -235,14 +235,14 @@ def preview(settings: RunSettings) -> None:
     print(OmegaConf.to_yaml(OmegaConf.create(_different(settings.raw, compose_config(())))))
     federation = Federation(settings)
     names = federation.registry.expected
-    print(f"# {len(names)} clients, output {settings.output_folder}")
+    print(f"# {quantity(len(names), 'client')}, output {settings.output_folder}")
     try:
         inspect_run(settings)
         engine = InlineEngine(replace(settings, engine=HERE))
         engine.register(names, federation.registry.admit, 0.0)
         engine.close()
         counts = {name: each.class_counts for name, each in federation.registry.registrations.items()}
-        for line in count_lines(settings.data.class_names, counts):
+        for line in count_lines(settings.data.class_names, counts, most=len(counts)):  # no report has them
             print(f"# {line}")
     except DataError as error:
         if settings.engine.get("name") in SIMULATED:
@@ -253,7 +253,7 @@ def preview(settings: RunSettings) -> None:
     sampled = settings.rounds.sampled(len(names))
     sizes = bytes_of_a_round(federation)
     for way, size in sizes.items():
-        print(f"# about {size * sampled:,} bytes {way} a round: {sampled} clients, {size:,} each")
+        print(f"# about {size * sampled:,} bytes {way} a round: {quantity(sampled, 'client')}, {size:,} each")
 
 
 def _different(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from common.overrides import Override, parse_overrides, quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
-from common.text import duration, shell_line
+from common.text import duration, quantity, shell_line
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_sheet
@@ -287,7 +287,7 @@ def execute(
                 missing[job.folder] = f"{job.label}: not run, since its folder holds another run: {decision.reason}"
         elif decision.step is not Step.NOTHING:
             waiting.append(job)
-    count = f"{len(different)} runs, {len(different) - len(waiting) - len(kept)} finished already"
+    count = f"{quantity(len(different), 'run')}, {len(different) - len(waiting) - len(kept)} finished already"
     if kept:
         count += f", {len(kept)} kept"
     for line in (count, *kept):

@@ -254,6 +254,8 @@ def wide_table(tables: Sequence[ScoreTable], rule: str, values: Values = "text")
         frame = wide_frame(table, rule, values).drop(columns="spread")
         for fact in FACTS:
             frame[fact.name] = [_for_a_cell(fact.value(row)) for row in table.rows]
+            if values == "text" and frame[fact.name].dtype.kind == "f":
+                frame[fact.name] = [fact.text(row) for row in table.rows]
         frames[table.title] = frame
         own_models = [row.label for row in table.rows if row.personal]
         if own_models:

@@ -342,7 +342,9 @@ class ScoreRow(Generic[AnyRun]):
         lines: list[str] = []
         for run in self.runs:
             score = run.rules.get(rule)
-            if score is None:
+            if score is None and not run.rules and run.measure != MEASURES["accuracy"]:
+                lines.append(f"{self.unit} {run.seed}: the images of no domain define the metric")
+            elif score is None:
                 lines.append(f"{self.unit} {run.seed}: no such score")
             elif score.get("missing"):
                 lines.append(f"{self.unit} {run.seed}: without {named_missing(score['missing'])}")

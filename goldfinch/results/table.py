@@ -74,6 +74,8 @@ def tables_of(
         ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
     """
     scored = [run.by_metric(metric) for run in runs if run.scored]
+    if not runs:
+        raise ConfigError("there is no run to show")
     if not scored:
         folders = ", ".join([str(run.folder) for run in runs[:3]])
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")

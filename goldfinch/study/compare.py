@@ -17,7 +17,7 @@ from common.choices import folder_options
 from common.errors import ConfigError, EngineError, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
-from common.text import counted, shell_line
+from common.text import counted, quantity, shell_line
 from common.versions import code_sha256
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
@@ -432,7 +432,7 @@ def page(
         "",
         f"{settings.choices['data']} ({', '.join(settings.data.domains)}), protocol {settings.choices['protocol']}, "
         f"model {settings.choices['model']}, views {settings.choices['views']}, weighting {weighting}, "
-        f"{settings.train.rounds} rounds. Each method has {tuned} for each searched setting, by "
+        f"{quantity(settings.train.rounds, 'round')}. Each method has {tuned} for each searched setting, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples, {images:,} images in all. "
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
         f"last round, mean over domains: mean ± standard deviation over {over}. [a, b] is the 95 % interval of a "

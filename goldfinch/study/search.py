@@ -30,7 +30,7 @@ from common.overrides import quoted_override
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
-from common.text import shell_line
+from common.text import quantity, shell_line
 from goldfinch.record import RunRecord
 from goldfinch.study.options import STUDY_SEED, Rules
 from goldfinch.study.rules import LEFT_OUT, Entrant, measure_of, overrides_for, starting_values
@@ -452,7 +452,8 @@ def write_best(study: TuningStudy, optuna_study: Study, best: FrozenTrial) -> Pa
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()
     text = (
-        f"{len(ends)} trials ({pruned} ended early) of {settings.train.rounds} rounds with seed {study.seed}, by "
+        f"{quantity(len(ends), 'trial')} ({pruned} ended early) of {quantity(settings.train.rounds, 'round')} "
+        f"with seed {study.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples after the last round: "
         f"{best.value or 0.0:.2f}{unit}, and {ends[0].value or 0.0:.2f}{unit} with the {entrant.start} values. No test "
         f"set was looked at. Settings: {' '.join(entrant.overrides)}"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from common.errors import GoldfinchError
 from common.metrics import ClassTotals
 from common.settings import RunSettings
+from common.text import quantity
 from strategies.core.federation import check_combination
 from strategies.core.method import build_model
 
@@ -64,7 +65,7 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
     if train.epochs < 5:
         longer.append("train.epochs=5")
     if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
-        settings_to_try.append(f"{' '.join(longer)} (a client takes {steps} steps in a round)")
+        settings_to_try.append(f"{' '.join(longer)} (a client takes {quantity(steps, 'step')} in a round)")
     if train.optimizer == "sgd" and _is_accepted(settings, train=replace(train, optimizer="adam")):
         settings_to_try.append("train.optimizer=adam train.learning_rate=0.001")
     own_statistics = getattr(settings.method, "refresh_statistics", False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from common import errors
 from common.errors import PARTS, kind_of, some_of
 from common.metrics import CONFIDENCE_MEASURES, METRICS, named_missing
+from common.text import quantity
 from common.wire.messages import COUNTED_STATUSES, SCALED, UNUSED_STATUSES
 from server.run.schema import EVENTS, NEEDED, REPLIES, read_lines, stream_lines
 
@@ -98,14 +99,15 @@ def counts_text(answers: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+def count_lines(names: Sequence[str], counts: Mapping[str, Sequence[int]], most: int = MAX_SITES) -> list[str]:
     """Return the sites with their training images by class, as lines; the report has all of them.
 
     Args:
         names: of the classes, by label.
         counts: the training images of each class, by client.
+        most: sites with a line.
     """
-    sites = list(counts)[:MAX_SITES]
+    sites = list(counts)[:most]
     if len(names) <= MAX_COLUMNS:
         lines = _count_table(names, {site: counts[site] for site in sites})
     else:
@@ -403,7 +405,7 @@ def _chance_line(entry: Mapping[str, Any]) -> str:
 
 
 def _scope(entry: Mapping[str, Any]) -> str:
-    return f"{len(entry['clients'])} clients, {entry['rounds']} rounds"
+    return f"{quantity(len(entry['clients']), 'client')}, {quantity(entry['rounds'], 'round')}"
 
 
 def _skipped_line(entry: Mapping[str, Any]) -> str:

@@ -197,7 +197,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"
     own = shell_line(["goldfinch", "resume", folder, *folder_options()])
     raise CheckpointError(
-        f"{folder} cannot go on with other settings than in the {checkpoint.state.round} rounds that are done: "
+        f"{folder} cannot go on with other settings than up to round {checkpoint.state.round}, which is done: "
         f"{differ}. Leave out what differs ({own} takes the run's own settings), or {ELSEWHERE}"
     )
 
@@ -216,7 +216,7 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
     folder, rounds, done = settings.output_folder, settings.train.rounds, checkpoint.state.round
     if settings.scheduled and checkpoint.rounds != rounds:
         raise CheckpointError(
-            f"this run of {checkpoint.method} follows a schedule over all rounds, and the {done} rounds that are done "
+            f"this run of {checkpoint.method} follows a schedule over all rounds, and the rounds up to {done} "
             f"followed that of train.rounds={checkpoint.rounds}; with train.rounds={rounds} the result would be "
             f"neither's: resume with train.rounds={checkpoint.rounds}, or {ELSEWHERE}"
         )
@@ -229,7 +229,7 @@ def _check_rounds(settings: RunSettings, checkpoint: Checkpoint, kept: Sequence[
         numbers = ", ".join(map(str, kept))
         model = f"the state after round {rounds} is not kept (rounds.checkpoints; kept are {numbers})"
     raise CheckpointError(
-        f"train.rounds={rounds}, and {folder} has {done} rounds that are done: a run cannot be resumed to fewer. "
+        f"train.rounds={rounds}, and {folder} is at round {done}: a run cannot be resumed to fewer. "
         f"Use train.rounds={done} or more, or {ELSEWHERE}; {model}"
     )
 

@@ -122,7 +122,7 @@ class RoundLoop:
                 self.checkpoints.save(self.state)
             if missed >= self.settings.rounds.failures:
                 reason = trouble(self.history, number, trained=self.trained)
-                raise EngineError(f"{missed} rounds in a row missed their quorum; {reason}")
+                raise EngineError(f"rounds in a row that missed their quorum: {missed}; {reason}")
         return True
 
     def _round(self, number: int) -> bool:

@@ -125,6 +125,8 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["run", "temperature=1"], 1, "did you mean method.temperature=1?"),
         (["run", "protocol=dirichlet", "client_counts=5"], 1, "did you mean protocol.client_count=5?"),
         (["run", "method=fedavg,fpl"], 1, "use sweep: goldfinch sweep method=fedavg,fpl"),
+        (["run", "method=[fedavg,fpl]"], 1, "a run has one method; use sweep: goldfinch sweep method=fedavg,fpl"),
+        (["run", "data=[glyphs]"], 1, "a run has one data; use sweep: goldfinch sweep data=glyphs"),
         (["run", "method=*"], 1, "use sweep"),
         (["run", "--multirun", "method=fpl"], 1, "use sweep"),
         (["sweep"], 1, "needs settings with several values"),

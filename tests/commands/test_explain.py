@@ -126,3 +126,20 @@ def test_words_are_completed(
     with pytest.raises(SystemExit):
         main([])
     assert set(capsys.readouterr().out.split()) == expected
+
+
+def test_a_text_of_several_paragraphs_has_no_table_in_it() -> None:
+    for group in GROUPS:
+        for choice in choices_of(group) if group not in WITHOUT_TEXT else ():
+            assert "====" not in explain(f"{group}.{choice}").text, choice
+    assert "\nsketch, 240 and 400: " in explain("glyphs").text
+
+
+def test_a_preview_has_every_client(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data=glyphs", "method=fedavg", "protocol=skewed", "protocol.client_count=4"]
+    assert main(["run", "--dry-run", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "more clients" not in printed
+    assert [line.split()[1] for line in printed.splitlines() if "-3  " in line] == [
+        f"{domain}-3" for domain in ("handwritten", "printed", "signs", "sketch")
+    ]

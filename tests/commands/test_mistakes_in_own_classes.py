@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -126,6 +128,7 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
     "no tensor": (".sort().values", ".tolist()", "it is list"),
     "beyond the images": (".sort().values", ".sort().values + 9999", "from 0 to 239, of the training images of sk"),
+    "misspelt": ("def split", "def splits", "ByLabel does not define split"),
     "unknown domain": (
         "    def split",
         "    def test_domains(self, data):\n        return ('nowhere',)\n\n    def split",
@@ -148,7 +151,7 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
     "outputs": (
         "nn.Linear(self.width, class_count)",
         "nn.Linear(self.width, class_count + 1)",
-        r"\[8, 11\]: must be \[N, 10\]",
+        r"logits of two images are \[2, 11\], and must be \[2, 10\]",
     ),
     "another class": (
         "return Model(",
@@ -156,6 +159,17 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
         r"returned a Sequential; .* a Model\(",
     ),
     "no return": ("return Model(", "Model(", "_construct returns nothing"),
+    "features": ("self.width, class_count)\n", "9, class_count)\n", r"features .* are \[2, 96\], and must be \[2, 9\]"),
+    "head": (
+        "nn.Linear(self.width, class_count)",
+        "nn.Linear(9, class_count)",
+        r"fails on images \[2, 3, 32, 32\]",
+    ),
+    "misspelt": (
+        "def _construct",
+        "def construct",
+        "Wide does not define _construct",
+    ),
 }
 
 
@@ -164,6 +178,46 @@ def test_a_mistake_in_a_network_is_named(mistake: str, package: Path, capsys: py
     old, new, reason = MODELS[mistake]
     words = ["method=fedavg", "model=ownlib.mine.Wide", "protocol.samples=16", "data.domains=[sketch]"]
     assert re.search(reason, said(package, "model", old, new, words, capsys), re.DOTALL)
+    assert not Path("run", "scores.jsonl").exists() or not Path("run", "scores.jsonl").read_text()
+
+
+def test_a_network_that_states_no_smallest_image_takes_any(package: Path) -> None:
+    line = "    minimum_image_size: ClassVar[int] = 8\n"
+    source = page_class("model")
+    assert line in source
+    (package / "mine.py").write_text(source.replace(line, ""))
+    words = ["method=fpl", "model=ownlib.mine.Wide", "protocol.samples=16", "data.domains=[sketch,signs]"]
+    assert main(["run", *TINY, "output=run", *words]) == 0
+
+
+@pytest.mark.parametrize(("hook", "misspelt"), [("loss", "losses"), ("shared_names", "shared_name")])
+def test_a_misspelt_hook_is_said(
+    hook: str, misspelt: str, package: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inserted = f"    def {misspelt}(self, *_):\n        return self\n\n    @property"
+    source = page_class("method").replace("    @property", inserted, 1).replace("def loss(", "def _unused(")
+    (package / "mine.py").write_text(source)
+    assert main(["run", "--dry-run", *TINY, "method=ownlib.mine.WarmContrast", "output=run"]) == 0
+    said = caplog.text + capsys.readouterr().err
+    assert f"WarmContrast.{misspelt} overrides nothing; did you mean {hook}?" in said
+
+
+def test_nothing_is_said_of_the_classes_of_goldfinch() -> None:
+    """Imports of all modules, in a process of their own."""
+    command = (
+        "import pkgutil, importlib, common, strategies\n"
+        "for package in (common, strategies):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert "overrides nothing" not in ended.stderr
+
+
+def test_a_default_of_the_wrong_type_is_named(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["method=ownlib.mine.WarmContrast"]
+    error = said(package, "method", "warm_up: Count = 5", "warm_up: Count = 'many'", words, capsys)
+    assert "method.warm_up='many': must be a valid integer" in error
 
 
 def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,6 +225,9 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     words = ["method=fedavg", "data=ownlib.mine.Archives", "data.root=.", "data.domains=[day]", "data.image_size=16"]
     error = said(package, "data-set", "return Domain(", "return (", words, capsys)
     assert "Archives._read returned a tuple; it must return a Domain(" in error
+    forget("ownlib")
+    error = said(package, "data-set", "labels[:cut]", "labels[:cut + 1]", words, capsys)
+    assert "archives: domain 'day': 48 images need as many labels" in error
     forget("ownlib")
     assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
 

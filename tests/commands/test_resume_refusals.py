@@ -24,8 +24,8 @@ TINY = ["method=fpl", "data=glyphs", "train.local_steps=1", "protocol.samples=24
 BEGAN = [*TINY, "train.rounds=4", "protocol.validation=0.25"]
 
 CONTRADICTIONS = {
-    "fewer rounds than are kept": ("train.rounds=2", "4 rounds that are done"),
-    "fewer rounds, kept": ("train.rounds=3", "4 rounds that are done"),
+    "fewer rounds than are kept": ("train.rounds=2", "is at round 4: a run cannot be resumed to fewer"),
+    "fewer rounds, kept": ("train.rounds=3", "is at round 4: a run cannot be resumed to fewer"),
     "learning rate": ("train.learning_rate=0.5", "train.learning_rate=0.5, which was 0.0"),
     "images that are scored": ("rounds.test_samples=20", "rounds.test_samples=20, which was 8"),
     "rounds that are scored": ("rounds.evaluate_every=2", "rounds.evaluate_every=2, which was 1"),

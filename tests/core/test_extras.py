@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import shlex
 import sys
@@ -77,3 +78,21 @@ def test_a_missing_module_of_the_user_s_own_gets_no_advice_on_extras() -> None:
 def test_a_feature_that_lacks_its_library_says_which_extra_has_it() -> None:
     with pytest.raises(ConfigError, match=r"this needs no_such_library: .*\[tune\]"), libraries_of("tune", "this"):
         import no_such_library  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["finch.py", "finch/__init__.py"])
+def test_a_file_of_the_user_s_that_has_a_library_s_name_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [each for each in sys.modules if each.partition(".")[0] == "finch"]:
+        monkeypatch.delitem(sys.modules, module)
+    place = tmp_path / Path(name).parts[0]
+    try:
+        with pytest.raises(ConfigError) as raised, libraries_of("clustering", "this"):
+            importlib.import_module("finch.finch")
+        assert f"this needs finch, and {place} has its name and is found first; rename it: mv" in str(raised.value)
+    finally:
+        sys.modules.pop("finch", None)

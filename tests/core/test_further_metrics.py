@@ -366,6 +366,9 @@ def test_a_wrong_declaration_is_refused(case: str, monkeypatch: pytest.MonkeyPat
         ("Wrong own_metric.kind='no number'", "images is not a number"),
         ("Wrong own_metric.kind='not finite'", "images is inf"),
         ("Wrong own_metric.kind='raises'", "Wrong.sums fails on 10 images of 10 classes: IndexError"),
+        ("Wrong own_metric.kind=mean", r"sums: images of 10 images is 0.1, and in two batches 0.2; return a sum over"),
+        ("Wrong own_metric.kind='no values'", "Wrong does not define values"),
+        ("Wrong own_metric.kind='no number of values'", "Wrong.values: mine is not a number"),
         ("Wrong own_metric.kind='other values'", r"Wrong.values returned \['yours'\]"),
         ("Absent", "has no class Absent"),
     ],
@@ -404,6 +407,17 @@ def test_a_metric_that_fails_on_the_server_is_reported_once_and_the_run_goes_on(
     assert done.summary["metrics"]["mine"]["domains"] == {}
     assert len(done.averages()) == 3
     assert main(["table", str(tmp_path)]) == 0
+
+
+def test_a_table_says_that_no_image_defines_a_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trust(["support.own_metrics.Wrong"])
+    run(
+        toy_settings(
+            "fedavg", tmp_path, overrides=("own_metric=support.own_metrics.Wrong", "own_metric.kind=undefined")
+        )
+    )
+    assert main(["table", str(tmp_path), "--metric", "mine"]) == 0
+    assert "seed 0: the images of no domain define the metric" in " ".join(capsys.readouterr().out.split())
 
 
 BEYOND = {"found": 1e299, "true": -1e9, "predicted": 2.0**80, "squares": 2.001 * 16, "images": 15.5}
@@ -496,6 +510,7 @@ def test_a_record_is_read_without_importing_the_metric(
 def test_a_metric_is_checked_alone() -> None:
     check_own_metric(ClassF1(), 4)
     assert values_of(ClassF1(), dict.fromkeys(ClassF1.sum_names, 0.0)) == {"class_f1": None, "brier": None}
+    assert values_of(Wrong(kind="an array"), {"images": 1.0}) == {"mine": 0.5}
     with pytest.raises(PayloadError, match=r"images: it is 3 over 2 images.*sum_ranges"):
         count_sums(Wrong(kind="too many"), torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from data_makers import levels, write_classes, write_image
 
 from common.data.folder import Folder
-from common.errors import DataError
+from common.errors import ConfigError, DataError
+from common.settings import load_settings
+from strategies.core.method import build_model
 
 
 def wards(tmp_path: Path) -> Path:
@@ -148,3 +152,32 @@ def test_a_folder_may_be_called_like_an_image(tmp_path: Path) -> None:
     write_classes(tmp_path / "ward.tif", {"cat.png": 5, "dog": 5})
     domain = folder(tmp_path).load("ward.tif")
     assert domain.train.class_counts(2).tolist() == [4, 4]
+
+
+def test_images_of_one_class_are_nothing_to_train_on(tmp_path: Path) -> None:
+    for site in ("ward_a", "ward_b"):
+        write_classes(tmp_path / site, {"cat": 10})
+    settings = load_settings(["data=folder", f"data.root={tmp_path}", "data.domains=[ward_a,ward_b]"])
+    with pytest.raises(ConfigError, match=r"nothing to learn of one class: add images of a second to \['cat'\]"):
+        build_model(settings, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "setting"),
+    [
+        ("{part}/{domain}/{label}", "split/domain/class"),
+        ("{label}/{domain}", "class/domain"),
+        ("data/{domain}/{label}", "any/domain/class"),
+    ],
+)
+def test_a_domain_that_is_named_and_lies_deeper_gets_the_setting(place: str, setting: str, tmp_path: Path) -> None:
+    level = 0
+    for domain, label, part in product(("ward_a", "ward_b"), ("cat", "dog"), ("train", "test")):
+        folder = tmp_path / place.format(domain=domain, label=label, part=part)
+        for _ in range(3):
+            level += 1
+            write_image(folder / f"{level}.png", level)
+    named = Folder(root=str(tmp_path), domains=("ward_a", "ward_b"), image_size=8)
+    with pytest.raises(DataError, match=f"ward_a does not exist; data.path={setting} reads ward_a"):
+        _ = named.class_names
+    assert replace(named, path=setting).class_names == ("cat", "dog")

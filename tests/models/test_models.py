@@ -182,7 +182,7 @@ def test_too_small_images_are_refused_and_the_smallest_work(name):
 
 
 def test_no_classes_are_refused():
-    with pytest.raises(ModelError, match="at least one class"):
+    with pytest.raises(ModelError, match="nothing to learn of one class"):
         Small().build(0, 32, 0)
 
 

@@ -219,6 +219,29 @@ def test_a_table_has_means_and_deviations_over_seeds(folder: Path) -> None:
     assert table.loc[fpl, "average"].startswith(f"{mean:.2f} ± {deviations[fpl]:.2f}")
 
 
+def test_a_table_takes_a_run_and_names_what_else_it_takes(folder: Path, fpl: gf.Run) -> None:
+    assert gf.table(fpl).equals(gf.table([fpl]))
+    assert gf.table(fpl, labels=f"{gf.table(fpl).index[0]}=ours").index == ["ours"]
+    for given in (str(folder), folder, [str(folder)]):
+        with pytest.raises(ConfigError, match=r"takes runs, such as gf.load_runs\(FOLDER\) returns"):
+            gf.table(given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="there is no run to show"):
+        gf.table([])
+
+
+def test_megabytes_have_one_decimal_as_text(fpl: gf.Run) -> None:
+    megabytes = gf.table(fpl, values="mean")["MB"].iloc[0]
+    assert gf.table(fpl)["MB"].tolist() == [f"{megabytes:.1f}"]
+    assert f" {megabytes:.1f} " in gf.table(fpl).to_latex(escape=True)
+
+
+def test_a_run_has_one_method(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a run has one method; use sweep"):
+        gf.run(method=["fedavg", "fpl"], output=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no such choice; did you mean 'fedavg'"):
+        gf.compare("fedavgg", output=tmp_path / "compared")
+
+
 def test_a_partial_number_is_marked_or_nan_everywhere(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "fedavg", tmp_path / "run")
     without_domain(tmp_path / "run", "sketch", 2)
