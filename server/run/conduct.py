@@ -10,7 +10,7 @@ from typing import Any
 
 from common.data.names import check_names
 from common.errors import DISK_ADVICE, ConfigError, EngineError, writing
-from common.settings import RunSettings
+from common.settings import RunSettings, inspect_run
 from common.storage import write_json
 from server.run.accounting import require_accountant
 from server.run.checkpoint import Checkpoints
@@ -172,6 +172,7 @@ def run_federation(
 ) -> dict[str, Any]:
     """Run all rounds, write ``summary.json``, and return its content.
 
+    A run that is replaced stays whole until the new one's data are found good, as far as they are here.
     A resumed run's wall seconds include all parts of the run; of a part that crashed, up to its last complete round.
 
     Args:
@@ -188,7 +189,10 @@ def run_federation(
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
-        _begin(settings, _checked(settings))
+        decision = _checked(settings)
+        if engine.simulated:  # all data are here
+            inspect_run(settings)
+        _begin(settings, decision)
         rounds = RoundLoop(settings, engine, tracked, stop)
         try:
             rounds.run()

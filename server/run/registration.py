@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from common.errors import ConfigError, EngineError, some_of, summarised
-from common.settings import RunSettings, check_deployable, inspect_run
+from common.settings import RunSettings, check_deployable
 from common.wire.messages import Registration
 from server.run.deployment import slow_start
 from server.run.engine import Engine
@@ -49,8 +49,6 @@ class Registrar:
     def begin(self, done: int) -> None:
         """Wait up to ``rounds.registration`` seconds for the clients, and check that the run can begin with them.
 
-        In a simulation all data are here, and are compared first (:func:`common.data.inspection.inspect`).
-
         Args:
             done: rounds that are done.
 
@@ -58,8 +56,6 @@ class Registrar:
             EngineError: fewer clients registered than a round needs.
             CheckpointError: a resumed run's clients have other data than before, and ``resume=anyway`` is not set.
         """
-        if self.engine.simulated:
-            inspect_run(self.settings)
         self.register(self.settings.rounds.registration)
         check = self.folder.resume_check
         if check.changed:

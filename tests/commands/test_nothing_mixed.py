@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.records import run_by_other_code
 from support.runs import run
 from support.toy import toy_settings
@@ -56,6 +57,21 @@ def test_a_run_of_other_code_is_kept_and_counts(tmp_path: Path) -> None:
     assert job_of(settings).finished()
     assert job_of(settings).decision().step is Step.KEEP
     assert "differs in strategies/fedavg.py" in job_of(settings).decision().reason
+
+
+def test_a_run_that_is_replaced_stays_whole_if_the_new_one_s_data_are_refused(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        for number in range(4):
+            image = tmp_path / "images" / "site" / folder / f"{number}.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (number, 0, len(folder) + ord(folder))).save(image)
+    words = ["run", "method=fedavg", "data=folder", f"data.root={tmp_path / 'images'}", "data.image_size=16"]
+    words += ["train.rounds=1", "train.batch_size=2", f"output={tmp_path / 'run'}"]
+    assert main(words) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert main([*words, "data.classes=[x,z]", "overwrite=true"]) == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert main([*words, "seed=1", "overwrite=true"]) == 0
 
 
 class FailingProcesses:
