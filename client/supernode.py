@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -44,8 +45,14 @@ PROGRAM = "flwr.supernode.cli.flower_supernode"
 CONNECTION = "flwr.supernode.fleet_http_connection"
 """Module of Flower's connection to the server, which makes the client of its HTTP calls."""
 
+NODE = "flwr.supernode.start_client_internal"
+"""Module of Flower's node itself, which takes the signals that end it."""
+
 METRICS = "--metrics"
 """Goldfinch's own option."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+"""Signals that end Flower's node in order."""
 
 ANSWER_SECONDS, SLOWEST_LINK = 30.0, 1000.0
 """Seconds that a call has, as in Flower, and the bytes a second for which it has more, by its size."""
@@ -58,8 +65,7 @@ def main() -> None:
     ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
     the processes that it started end first, except the one that copies their last lines.
 
-    Each of Flower's threads that is answered 401 sends SIGINT. Only the first is meant: one that interrupts the ending
-    would leave a process that waits for its threads, takes no message, and that nobody starts again.
+    Each of Flower's threads that is answered 401 sends SIGINT, and only the first is meant (:func:`_once`).
     """
     copying = copy_own_lines()
     atexit.register(wait_for_lines, copying)
@@ -70,6 +76,8 @@ def main() -> None:
     _note_calls("PullMessages", partial(_note_requests, condition))
     _note_calls("PushMessages", partial(_note_replies, condition))
     vars(importlib.import_module(CONNECTION))["FleetHttpClient"] = PatientClient
+    node = vars(importlib.import_module(NODE))
+    node["register_signal_handlers"] = _once(node["register_signal_handlers"])
     supervisor.start()
     condition.start()
     end = partial(_end_all, copying)
@@ -82,6 +90,31 @@ def main() -> None:
     end()
     wait_for_lines(copying)
     os._exit(FAILED)
+
+
+def _once(register: Callable[..., None]) -> Callable[..., None]:
+    """Return Flower's ``register_signal_handlers``, whose handlers are interrupted by no further signal.
+
+    A second signal in its handler would wait for the lock that the first holds, and a later one would raise
+    ``KeyboardInterrupt`` in the ending. Either way the process would stay, take no message, and be started by nobody.
+    """
+
+    def registered(*arguments: Any, **named: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what Flower's handler puts back
+        register(*arguments, **named)
+        handlers = {number: signal.getsignal(number) for number in ENDING}
+
+        def first(number: int, frame: FrameType | None) -> None:
+            for each in ENDING:
+                signal.signal(each, signal.SIG_IGN)
+            handler = handlers[signal.Signals(number)]
+            if callable(handler):
+                handler(number, frame)
+
+        for number in ENDING:
+            signal.signal(number, first)
+
+    return registered
 
 
 def _end_all(copying: Popen[bytes] | None) -> None:
