@@ -17,7 +17,7 @@ from common.overrides import quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
-from common.text import shell_line
+from common.text import quantity, shell_line
 from common.versions import combined_hash, package_versions
 from goldfinch.commands.sweep import Job, check_data, execute, raise_failures, ways_on
 from goldfinch.kept import split_overwrite
@@ -212,7 +212,8 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     if request.overwrite:
         jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
     check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])
-    console.print(f"{table.name}, scale={request.scale}: {len(rows)} rows, seeds {', '.join(map(str, seeds))}")
+    shown = f"{quantity(len(rows), 'row')}, seeds {', '.join(map(str, seeds))}"
+    console.print(f"{table.name}, scale={request.scale}: {shown}")
     failures: Mapping[Path, str] = {}
     try:
         failures = execute(jobs, 1, console, table.rule, lambda: keep_records(request, jobs, seeds))

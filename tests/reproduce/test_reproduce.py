@@ -211,7 +211,7 @@ def test_rows_that_two_tables_share_are_one_run(done: tuple[ReproductionRequest,
     assert jobs[0].folder == jobs[1].folder
     console = quiet()
     assert execute(jobs, 1, console) == {}
-    assert "1 runs, 1 finished already" in output_of(console)
+    assert "1 run, 1 finished already" in output_of(console)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_state(
@@ -230,7 +230,7 @@ def test_an_interrupted_run_goes_on_to_the_same_state(
     assert "not run yet" in (tmp_path / "demo.md").read_text()  # a page of what is there, all the same
     console = quiet()
     reproduce(request, console)
-    assert "1 runs, 0 finished already" in output_of(console)
+    assert "1 run, 0 finished already" in output_of(console)
     mine = next(iter((tmp_path / "runs").rglob("summary.json")))
     twin = next(path for path in (done[0].folder / "runs").glob("fpl-*/seed-0"))
     assert RunRecord.open(mine.parent).summary["state_sha256"] == RunRecord.open(twin).summary["state_sha256"]
