@@ -23,7 +23,7 @@ from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
-from common.data.inspection import compare_images
+from common.data.inspection import check_groups, compare_images
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
@@ -73,7 +73,6 @@ class Device:
         self.settings, self.spec, self.data_root = settings, spec, data_root
         self.method: Method = settings.method
         self.contract, self.ledger = contract or Contract(), ledger
-        self.simulated = self.contract.simulated
         self.privacy = device_privacy(settings, ledger, self.contract)
         self.torch_device = choose_device(settings.train.device)
         if scores is None:
@@ -136,7 +135,7 @@ class Device:
                 validation.append(validated)
             self._split_sha256 = hashes.get(self.spec.id) or combined_hash(hashes)
             train = union_of(training)
-            if self.simulated and self.spec.id in self.settings.attack.clients:
+            if self.contract.simulated and self.spec.id in self.settings.attack.clients:
                 train = self.settings.attack.data(train, self.settings.data.class_count)
             self._class_counts = tuple(train.class_counts(self.settings.data.class_count).tolist())
             self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
@@ -145,8 +144,10 @@ class Device:
     def _read(self, spec: ClientSpec) -> tuple[Split, Split, str]:
         """Return the training split and the validation split of a client of the protocol, and the hash of both."""
         domain = self.settings.data.load(spec.domain, self.data_root)
-        if not self.simulated and not self.privacy.counts:
-            compare_images(self.settings.data, [domain])
+        if not self.contract.simulated:
+            check_groups(self.settings.data, self.settings.protocol, domain, self.settings.seed)
+            if not self.privacy.counts:
+                compare_images(self.settings.data, [domain])
         trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
         self.privacy.note_training(domain, trained, self.scores)
         hashed = [trained, domain.train.labels]
@@ -188,11 +189,10 @@ class Device:
             DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
-        beside_others = threading.current_thread() is not threading.main_thread()
-        with seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id):
-            if beside_others and self.torch_device.type == "cuda":
-                with own_stream(self.torch_device):
-                    return self._answer(request, message)
+        with (
+            seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id),
+            own_stream(self.torch_device),
+        ):
             return self._answer(request, message)
 
     def _answer(self, request: Request, message: Payload) -> Payload:

@@ -109,15 +109,16 @@ def _check_split(protocol: Protocol, domain: Domain, client: ClientSpec, indices
         )
 
 
-def check_groups(domain: Domain, clients: Sequence[ClientSpec], parts: Sequence[torch.Tensor]) -> None:
-    """Refuse a split that gives images of one group, such as a patient, to two clients.
+def check_groups(data: DataSource, protocol: Protocol, domain: Domain, seed: int) -> None:
+    """Refuse a protocol that gives images of one group, such as a patient, to two clients.
 
     Each of the two would protect the group by itself, and neither knows what the other reveals of it.
 
     Args:
+        data: the data set.
+        protocol: its clients of the domain are compared.
         domain: the domain that is divided.
-        clients: its clients.
-        parts: indices of each client's samples in ``domain.train``: int64 [n] each.
+        seed: the run's seed.
 
     Raises:
         DataError: two clients hold images of a group.
@@ -125,8 +126,10 @@ def check_groups(domain: Domain, clients: Sequence[ClientSpec], parts: Sequence[
     if not domain.train_groups:
         return
     holders: dict[str, ClientSpec] = {}
-    for client, part in zip(clients, parts, strict=True):
-        for index in part.tolist():
+    for client in protocol.clients(data):
+        if client.domain != domain.name:
+            continue
+        for index in protocol.split(domain, client, seed).tolist():
             group = domain.train_groups[index]
             holder = holders.setdefault(group, client)
             if holder != client:
@@ -157,7 +160,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
             continue
         for client, part in zip(of_domain, parts, strict=True):
             _check_split(protocol, domain, client, part)
-        check_groups(domain, of_domain, parts)
+        check_groups(data, protocol, domain, seed)
         labels = domain.train.labels
         held = torch.cat(parts).unique()
         if len(held) == len(labels):

@@ -371,7 +371,7 @@ def made(asked_node: Node) -> Device:
 def test_a_supernode_with_a_partition_is_no_simulation(tmp_path: Path) -> None:
     """Flower's examples give every SuperNode a partition; its noise was one that the server could subtract."""
     device = made(node(tmp_path, partition_id=0, num_partitions=2))
-    assert not device.simulated
+    assert not device.contract.simulated
     assert device.ledger is not None
     assert device.ledger.folder == tmp_path / "state" / ".privacy" / "printed"
     assert device._store("one").folder == tmp_path / "state" / "one" / "printed-0"

@@ -17,8 +17,10 @@ from test_device_decides import LISTED, MEANS, OWN_LIST, WAYS, listed
 from test_sensitivity_audit import settings_of
 
 from client.border import SCORED, Border, Images, trained_on
+from client.device import Device
 from client.reasons import REASONS
 from common.accounting import epsilon
+from common.client_state import ClientStore
 from common.data.inspection import inspect_all
 from common.data.protocols import OneClientPerDomain, Skewed
 from common.data.table import Table, leading_groups
@@ -123,6 +125,29 @@ def test_a_protocol_that_divides_a_group_among_clients_is_refused(tmp_path: Path
         inspect_all(data, divided, 0)
     inspect_all(data, OneClientPerDomain(), 0)
     inspect_all(replace(data, group=""), divided, 0)
+
+
+def test_a_device_of_its_own_refuses_to_hold_a_part_of_a_group(tmp_path: Path) -> None:
+    """The server of a deployment sees no data: what it cannot refuse, the device does."""
+    folder = write_patients(tmp_path / "clinic", split=False)
+    data = ["data=table", "data.domains=[clinic]", "data.path=list.csv", "data.label=label", "data.domain=none"]
+    settings = load_settings(
+        [
+            *data,
+            "data.group=patient",
+            "data.image_size=16",
+            "model=small",
+            "protocol=skewed",
+            "protocol.client_count=2",
+            "protocol.skew=none",
+            "protocol.least=1",
+            f"output={tmp_path / 'run'}",
+        ]
+    )
+    one = settings.clients[0]
+    device = Device(settings, one, lambda run: ClientStore(tmp_path / run), data_root=str(folder))
+    with pytest.raises(DataError, match=r"\(data\.group\) to clinic-0 and to clinic-1"):
+        device.register()
 
 
 # ---- the border ------------------------------------------------------------------------------------------------------
