@@ -327,8 +327,11 @@ def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
         cells: list[str] = []
         for data in JUDGED:
             mine, base = found[name, data], found["FedAvg", data]
-            text = mean_and_spread(list(mine.values()))
-            cells += [text, interval(mine, base)]
+            cells.append(mean_and_spread(list(mine.values())))
+            if name == "FedAvg":
+                cells.append("")
+            else:
+                cells.append(interval(mine, base))
         seeds = min(len(found[name, data]) for data in JUDGED)
         lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(ranks[name]):.1f} | {seeds} |")
     return "\n".join(lines)
