@@ -460,11 +460,15 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
         finished: leave out runs that are not finished. The table's notes name them.
 
     Raises:
-        ConfigError: a folder is missing or holds no run.
+        ConfigError: a folder is missing or holds no run, or a list of folders is given as one.
     """
     from goldfinch.record import find_runs
     from goldfinch.results.table import unfinished_runs
 
+    for folder in folders:
+        if not isinstance(folder, str | Path):
+            kind = type(folder).__name__
+            raise ConfigError(f"load_runs takes each folder by itself, not a {kind}: load_runs(*folders)")
     places = list(map(str, folders))
     runs = find_runs(places, finished=finished)
     left_out = unfinished_runs(places, runs) if finished else []

@@ -18,7 +18,7 @@ from pydantic import Field
 from common.config import Names, check, checked, read_by
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
-from common.data.names import check_names
+from common.data.names import DOMAIN_NAMES, can_be_domain, check_names
 from common.errors import DataError, nearest
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
@@ -99,9 +99,7 @@ class DataSource(ABC):
         check(len(self.domains) > 0, "domains must name at least one domain")
         check_names("domain", self.domains)
         for domain in self.domains:
-            # Domain names become client ids and folder names.
-            allowed = domain.strip() == domain != "" and not domain.startswith(".") and not set(domain) & set("/\\:\n")
-            check(allowed, f"domains: {domain!r} cannot be a name; use letters, digits, - and _")
+            check(can_be_domain(domain), f"domains: {domain!r} cannot be a name; {DOMAIN_NAMES}")
             if self.known_domains and domain not in self.known_domains:
                 raise ValueError(f"domains: {self.name} has no {domain!r}; {nearest(domain, self.known_domains)}")
 

@@ -40,7 +40,7 @@ from common.data.value_ranges import (
 from common.errors import DataError, some_of
 from common.extras import install_command
 from common.regular_files import check_within, file_sha256, file_state, kind_of_file
-from common.text import warn_once
+from common.text import quantity, warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -294,7 +294,7 @@ def kept_images(found: Mapping[str, Tensor], names: Sequence[str]) -> tuple[Tens
     kept = found["kept"].tolist()
     if len(kept) < len(names):
         skipped = [names[index] for index in sorted(set(range(len(names))).difference(kept))]
-        warn_once(f"{len(skipped):,} files are no images and are skipped (data.broken=skip): {some_of(skipped)}")
+        warn_once(f"{quantity(len(skipped), 'file')} skipped as no image (data.broken=skip): {some_of(skipped)}")
     return found["images"], kept
 
 

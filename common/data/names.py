@@ -22,6 +22,9 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff",
 
 YES, NO = frozenset({"1", "true", "yes", "y", "t"}), frozenset({"0", "false", "no", "n", "f"})
 
+DOMAIN_NAMES = "use letters, digits, - and _, without blanks at the ends"
+"""What an error says of a domain's name that :func:`can_be_domain` refuses."""
+
 _NUMBER = re.compile(r"([+-]?)0*([0-9]+?)(?:\.([0-9]*?)0*)?")
 
 
@@ -43,6 +46,11 @@ def name_key(name: str) -> str:
             return f"-{whole}"
         return whole
     return re.sub(r"[\s_\-]+", "_", text)
+
+
+def can_be_domain(name: str) -> bool:
+    """Return whether a name can be that of a domain, which becomes a part of client ids and of folders' names."""
+    return name.strip() == name != "" and not name.startswith(".") and not set(name) & set("/\\:\n")
 
 
 def normal_name(name: str) -> str:

@@ -15,14 +15,14 @@ from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
 from common.data.image_files import decode_each, kept_images, states_of, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
-from common.data.names import NO, YES, coinciding, name_key, split_of
+from common.data.names import DOMAIN_NAMES, NO, YES, can_be_domain, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
 from common.data.table_files import HUB_NAME, MAX_ABOVE, MAX_CELL, Columns, Row, is_table, sites_in
 from common.data.table_process import OpenTable, encoded_images, open_table
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
 from common.regular_files import check_within
-from common.text import shell_line, warn_once
+from common.text import quantity, shell_line, warn_once
 
 _VERSION = 2  # raise when decoding changes
 
@@ -315,6 +315,11 @@ def _domains_of(table: OpenTable) -> list[str]:
                 f"table: {table.name}, {row.where}: no domain in {table.columns.domain!r}; give it one, or take the "
                 "row out"
             )
+        if not can_be_domain(row.domain):
+            raise DataError(
+                f"table: {table.name}, {row.where}: {row.domain!r} in {table.columns.domain!r} cannot be a domain; "
+                f"{DOMAIN_NAMES}"
+            )
         names[row.domain] = None
     return list(names)
 
@@ -334,7 +339,7 @@ def _check_listed(domain: str, table: OpenTable, every: Mapping[str, Files], lis
     repeated = [path for path, count in listed.items() if count > 1]
     if repeated:
         warn_once(
-            f"table: {table.name}: {len(repeated):,} images of {domain} are listed in several rows, such as "
+            f"table: {table.name}: {quantity(len(repeated), 'image')} of {domain} listed in several rows, such as "
             f"{repeated[0]}; each row is a sample"
         )
     columns = table.columns

@@ -45,7 +45,9 @@ def _unexpected(error: Exception) -> str:
 def _how_to_see_more() -> str:
     words = sys.argv[1:]
     if words[:1] == ["run"] and not {"resume=true", "overwrite=true"} & set(words):
-        words.append("resume=true")  # the folder may hold what was done until the error
+        outputs = [Path(word.removeprefix("output=")) for word in words if word.startswith("output=")]
+        if not outputs or (outputs[-1].expanduser() / "config.yaml").exists():
+            words.append("resume=true")  # the folder may hold what was done until the error
     again = shell_line(["goldfinch", *words])
     return printable(f"{TRACEBACK}=1 {again} shows where it happened")
 

@@ -102,6 +102,9 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
         _general_name(host)  # before a file is made
     if files.authority.exists():
         made.append(("kept the authority", files.authority))
+    elif copy := _copy_of_authority(files):
+        _write(files.authority, copy.read_bytes(), private=False)
+        made.append((f"copied from {copy.parent.name}/", files.authority))
     else:
         _make_authority(files)
         made.append(("made the authority", files.authority))
@@ -132,6 +135,16 @@ def days_left(path: Path) -> int:
         ConfigError: it is not a certificate.
     """
     return (_certificate(path).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def _copy_of_authority(files: Certificates) -> Path | None:
+    """Return a party's copy of the authority's certificate: another authority would lock every device out."""
+    for party in (files.server.parent, files.operator):
+        copy = party / files.authority.name
+        if copy.exists():
+            _certificate(copy)
+            return copy
+    return None
 
 
 def _make_authority(files: Certificates) -> None:

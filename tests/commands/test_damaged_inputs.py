@@ -497,7 +497,12 @@ def test_an_unexpected_exception_names_its_place_and_how_to_see_more(
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "ZeroDivisionError: a fault (test_damaged_inputs.py, line" in error
-    assert f"{TRACEBACK}=1 goldfinch run" in error
+    assert f"{TRACEBACK}=1 goldfinch run --config-dir={tmp_path} resume=true shows" in error
+    (tmp_path / "run").mkdir()
+    arguments.append(f"output={tmp_path / 'run'}")
+    monkeypatch.setattr(sys, "argv", ["goldfinch", *arguments])
+    assert main(arguments) == 1
+    assert "resume=true" not in capsys.readouterr().err
     monkeypatch.setenv(TRACEBACK, "1")
     with pytest.raises(ZeroDivisionError):
         main(arguments)

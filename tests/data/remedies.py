@@ -44,7 +44,7 @@ JOINED = (" and ", " ", " && ", ": as one table: ")
 """What stands between the steps of one remedy."""
 
 MAX_STEPS = 12
-KINDS = r"hidden images?|images?|validation images are not read|\.[\w.]+|without a suffix|files are no images"
+KINDS = r"hidden images?|images?|validation images are not read|\.[\w.]+|without a suffix|files? skipped as no image"
 COUNTED = re.compile(rf"(?<!of )(?<!\d)(\d+) (?:{KINDS})")
 
 

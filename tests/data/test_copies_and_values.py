@@ -321,7 +321,7 @@ def test_broken_images_can_be_skipped_and_are_named(tmp_path: Path, caplog: pyte
         assert domain.train.labels.tolist() == [0, 0, 1, 1, 1]
         assert domain.test.labels.tolist() == [0, 0, 0, 1, 1]
         assert [path.name for path in domain.train_files] == ["1.png", "2.png", "0.png", "1.png", "2.png"]
-        assert caplog.text.count("2 files are no images and are skipped (data.broken=skip)") == 1
+        assert caplog.text.count("2 files skipped as no image (data.broken=skip)") == 1
         assert "site_a/test/dog/1.png" in caplog.text
         caplog.clear()
 

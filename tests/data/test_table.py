@@ -417,7 +417,7 @@ def test_an_image_that_several_rows_list_is_in_one_split(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         domain = table(place, domain="none", label="label", train_fraction=0.5).load("site")
     assert (levels(domain.train), levels(domain.test)) == ([0, 0, 1, 1], [2, 2, 3, 3, 4, 4])
-    assert f"5 images of site are listed in several rows, such as {tmp_path}/pictures/0.png" in caplog.text
+    assert f"5 images of site listed in several rows, such as {tmp_path}/pictures/0.png" in caplog.text
 
 
 # ---- copies, broken images, the cache --------------------------------------------------------------------------------
@@ -430,7 +430,21 @@ def test_broken_images_are_named_at_once_or_skipped(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         domain = table(place, broken="skip").load("site")
     assert len(domain.train) + len(domain.test) == 10
-    assert "2 files are no images and are skipped" in caplog.text
+    assert "2 files skipped as no image (data.broken=skip)" in caplog.text
+
+
+def test_a_single_broken_image_is_one_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = write_images(tmp_path / "site", [b"no", *(encoded(number) for number in range(10))])
+    with caplog.at_level(logging.WARNING):
+        table(place, broken="skip").load("site")
+    assert "1 file skipped as no image (data.broken=skip)" in caplog.text
+
+
+def test_a_domain_that_cannot_be_a_name_is_found_in_its_row(tmp_path: Path) -> None:
+    rows = [f"{number}.png,cat,{ward}" for number, ward in enumerate(["a", " b "])]
+    place = write_list(tmp_path / "list.csv", "image,label,ward\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match=r"list\.csv, row 2: ' b ' in 'ward' cannot be a domain; use letters"):
+        Table(path=str(place), domain="ward", label="label")
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet"])

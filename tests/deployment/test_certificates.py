@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -181,11 +182,37 @@ def test_another_host_makes_another_certificate_by_the_same_authority(tmp_path: 
 
 def test_a_replaced_authority_replaces_the_server_certificate(tmp_path: Path) -> None:
     ensure(tmp_path, ["fl.example.org"], ["webcam"])
+    ensure(tmp_path / "new", ["fl.example.org"])
     for path in (tmp_path / "authority").iterdir():
-        path.unlink()
+        path.write_bytes((tmp_path / "new" / "authority" / path.name).read_bytes())
     assert "another authority" in ensure(tmp_path, ["fl.example.org"], ["webcam"])[1]
     copies = [tmp_path / party / "ca.crt" for party in ("authority", "server", "operator", "nodes/webcam")]
     assert len({path.read_bytes() for path in copies}) == 1
+
+
+def test_a_server_without_the_authority_makes_no_other_one(tmp_path: Path) -> None:
+    made, server = Certificates(tmp_path / "made"), Certificates(tmp_path / "server")
+    ensure(made.folder, ["fl.example.org"], ["webcam"])
+    for party in ("server", "serverapp", "operator"):
+        shutil.copytree(made.folder / party, server.folder / party)
+    lines = ensure(server.folder, ["fl.example.org"], ["dslr"])
+    assert lines[0].startswith("copied from server/")
+    assert not server.authority_key.exists()
+    assert handshake(server, made.node("webcam") / "ca.crt", "fl.example.org") == ""
+    with pytest.raises(ConfigError, match="run this where the authority is kept"):
+        ensure(server.folder, ["fl.example.net"])
+
+
+def test_the_remedy_for_a_damaged_authority_keeps_its_key(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    ensure(tmp_path, ["fl.example.org"])
+    certificate, key = files.authority.read_bytes(), files.authority_key.read_bytes()
+    files.authority.write_text("junk")
+    with pytest.raises(ConfigError, match="remove it to have it made again"):
+        ensure(tmp_path, ["fl.example.org"])
+    files.authority.unlink()
+    ensure(tmp_path, ["fl.example.org"])
+    assert (files.authority.read_bytes(), files.authority_key.read_bytes()) == (certificate, key)
 
 
 def test_without_the_authority_key_the_message_has_a_remedy(tmp_path: Path) -> None:

@@ -196,6 +196,11 @@ def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "notebook").exists()
 
 
+def test_a_list_of_folders_is_not_one_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a list: load_runs\(\*folders\)"):
+        gf.load_runs([tmp_path, tmp_path])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("load", [gf.load_run, gf.Run, gf.load_runs], ids=["load_run", "Run", "load_runs"])
 def test_a_folder_without_a_run_is_refused(load: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no"):
