@@ -592,7 +592,7 @@ def notes_on(rows: Sequence[ScoreRow[Any]]) -> list[str]:
             chances.setdefault(row.chance.removeprefix("at chance"), []).append(row.label)
     if chances:
         texts = [named(labels, len(rows)) + seeds for seeds, labels in chances.items()]
-        notes.append(f"At chance, not clearly better than one class for every image: {'; '.join(texts)}.")
+        notes.append(f"At chance, where one class for every image may score as much: {'; '.join(texts)}.")
     for labels in identical_rows(present):
         notes.append(f"Identical: {', '.join(labels)} ended in the same state with every seed; they differ by 0.")
     return notes

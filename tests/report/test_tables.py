@@ -260,7 +260,7 @@ def test_a_row_at_chance_is_named() -> None:
     vars(runs[0])["events"] = [{"event": "at chance", "round": 2}]
     vars(runs[2])["events"] = [{"event": "at chance", "round": 1}]  # before it went on
     (board,) = group_runs(runs)
-    note = "At chance, not clearly better than one class for every image: fedavg: seed 0."
+    note = "At chance, where one class for every image may score as much: fedavg: seed 0."
     assert [each for each in board.notes() if "chance" in each] == [note]
 
 

@@ -148,7 +148,7 @@ def test_a_row_at_chance_is_marked_and_keeps_its_rank() -> None:
     assert [(marked_name(row), row.rank) for row in found.rows] == [
         ("fpl", 1), ("moon (at chance: study 0)", 2), ("fedavg (at chance)", 3),
     ]  # fmt: skip
-    assert "At chance, not clearly better than one class for every image: moon: study 0; fedavg." in ranked_table(found)
+    assert "At chance, where one class for every image may score as much: moon: study 0; fedavg." in ranked_table(found)
     assert "at_chance" in runs_csv(lost).splitlines()[0]
     assert "at_chance" not in runs_csv(runs).splitlines()[0]
 
