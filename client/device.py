@@ -75,9 +75,7 @@ class Device:
         self.contract, self.ledger = contract or Contract(), ledger
         self.privacy = device_privacy(settings, ledger, self.contract)
         self.torch_device = choose_device(settings.train.device)
-        if scores is None:
-            scores = (spec.domain,)
-        self.scores = scores
+        self.scores = (spec.domain,) if scores is None else scores
         self._store = store
         self._network = settings.model.of(spec.domain)
         self._network_remark = ""
@@ -189,10 +187,11 @@ class Device:
             DataError: the client's own state that the request names is missing or damaged, or cannot be written.
             PrivacyError: the privacy budget is spent, or this device's own configuration forbids the update.
         """
-        with (
-            seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id),
-            own_stream(self.torch_device),
-        ):
+        beside_others = threading.current_thread() is not threading.main_thread()
+        with seeded_globals(self.settings.seed, "global", request.round, request.exchange, self.spec.id):
+            if beside_others and self.torch_device.type == "cuda":
+                with own_stream(self.torch_device):
+                    return self._answer(request, message)
             return self._answer(request, message)
 
     def _answer(self, request: Request, message: Payload) -> Payload:

@@ -23,11 +23,8 @@ def own_stream(device: torch.device) -> Iterator[None]:
     """Within the context, the kernels of a thread run on a CUDA stream of its own, beside those of other threads.
 
     What was begun on the default stream is waited for first, and the thread's own work at the end, since another thread
-    may be the next to serve the client. The main thread, and a thread on a CPU, stay where they are.
+    may be the next to serve the client.
     """
-    if device.type != "cuda" or threading.current_thread() is threading.main_thread():
-        yield
-        return
     streams: dict[torch.device, torch.cuda.Stream] = vars(_STREAMS).setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)

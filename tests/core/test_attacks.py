@@ -11,6 +11,7 @@ from support.runs import Run, run
 from support.toy import CLASSES, TRAIN, attacked_settings, toy_settings
 
 from common.choices import choices_of
+from common.contract import Contract
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.settings import check_deployable, load_settings
@@ -181,7 +182,7 @@ def test_a_device_that_is_not_simulated_keeps_its_labels(tmp_path: Path) -> None
     settings = attacked_settings("label_flip", "fedavg", tmp_path)
     engine = InlineEngine(settings)
     device: Any = engine.devices["dark-0"]
-    device.simulated = False
+    device.contract = Contract()
     labels = device._own_data()[0].labels
     assert torch.equal(labels, settings.data.load("dark").train.labels)
     engine.close()

@@ -104,8 +104,8 @@ def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: 
 def test_a_device_plays_one_client_unless_the_engine_simulates(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
     store = ClientStore(tmp_path / "device")
-    assert not Device(settings, ClientSpec("bright", 0), lambda run: store).simulated
-    assert all(device.simulated for device in TouchedEngine(settings).inner.devices.values())
+    assert not Device(settings, ClientSpec("bright", 0), lambda run: store).contract.simulated
+    assert all(device.contract.simulated for device in TouchedEngine(settings).inner.devices.values())
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
