@@ -130,10 +130,13 @@ def test_a_protocol_that_divides_a_group_among_clients_is_refused(tmp_path: Path
 def test_a_device_of_its_own_refuses_to_hold_a_part_of_a_group(tmp_path: Path) -> None:
     """The server of a deployment sees no data: what it cannot refuse, the device does."""
     folder = write_patients(tmp_path / "clinic", split=False)
-    data = ["data=table", "data.domains=[clinic]", "data.path=list.csv", "data.label=label", "data.domain=none"]
     settings = load_settings(
         [
-            *data,
+            "data=table",
+            "data.domains=[clinic]",
+            "data.path=list.csv",
+            "data.label=label",
+            "data.domain=none",
             "data.group=patient",
             "data.image_size=16",
             "model=small",
@@ -144,8 +147,8 @@ def test_a_device_of_its_own_refuses_to_hold_a_part_of_a_group(tmp_path: Path) -
             f"output={tmp_path / 'run'}",
         ]
     )
-    one = settings.clients[0]
-    device = Device(settings, one, lambda run: ClientStore(tmp_path / run), data_root=str(folder))
+    client = settings.clients[0]
+    device = Device(settings, client, lambda run: ClientStore(tmp_path / run), data_root=str(folder))
     with pytest.raises(DataError, match=r"\(data\.group\) to clinic-0 and to clinic-1"):
         device.register()
 
