@@ -231,7 +231,6 @@ class FedPallLoop(AdcolLoop, DrawingLoop):
     """The released code's readings; the server's classifier replaces the clients' but for batch normalisation."""
 
     network = SmallMultilayer()
-    settings_of_training = SLOW
 
     def __init__(self, settings: RunSettings, dtype: torch.dtype) -> None:
         SingleSetLoop.__init__(self, settings, dtype)
@@ -449,7 +448,6 @@ class FedGcaLoop(FedDynLoop, DrawingLoop):
     """Each image and a random convolution of it; at 32x32 the maps have four positions."""
 
     data = replace(PLAIN, image_size=32)
-    settings_of_training = SLOW
 
     def batch(self) -> tuple[Tensor, Tensor]:
         images, labels = self.images[self.client], self.labels[self.client]

@@ -1,18 +1,21 @@
 """Methods against bare loops that are written from the equations: two rounds, in float32 and in float64.
 
 The loops are in :mod:`bare_loops` and :mod:`bare_nets`. An entry of what a run ends with is off if it differs by more
-than :data:`CLOSE`: of the final model, of a client's own tensors, of a net on the server. Of the two precisions the one
-with fewer entries off counts, because a tie of FINCH or a kink of ReLU can part a loop from the library in one of them.
+than :data:`CLOSE`: of the final model, of a client's own tensors, of a net on the server. Both train :class:`Smooth`
+nets. Of the two precisions the one with fewer entries off counts, because a tie of FINCH can part a loop from the
+library in one of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from bare_loops import (
     CombinedLoop,
     FcclPlusLoop,
@@ -53,6 +56,7 @@ from bare_nets import (
 )
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
+from torch.overrides import TorchFunctionMode
 
 from common.choices import CONF
 from common.client_state import client_stores
@@ -102,13 +106,13 @@ LOOPS: dict[str, tuple[type[FedAvgLoop], dict[str, Any]]] = {
 }
 """Each method's loop, and options that are not its defaults."""
 
-MOST_OFF = {"fedheal": 0.002, "fpl_heal": 0.002, "fccl_plus": 0.25}
+MOST_OFF = {"fedheal": 0.0002, "fpl_heal": 0.0002, "fccl_plus": 0.02}
 """The largest share of entries off, where it is not 0: in FedHEAL an element's sign decides whether it is sent, and in
 FCCL+ the first step of Adam has the length of its rate in every element, however small and noisy the gradient."""
 
 SEEDS = range(3)
-"""The first seed without entries off counts: in the others, a value that ReLU cuts off can lie within rounding of zero
-in both precisions. A loop of another method is off in every seed."""
+"""The first seed without entries off counts: FINCH's ties can be within rounding in both precisions, in FedPLVM. A loop
+of another method is off in every seed."""
 
 WITHOUT: dict[str, tuple[dict[str, Any], ...]] = {
     "per_fedavg": ({"inner_rate": 0.0},),
@@ -127,6 +131,27 @@ WITHOUT: dict[str, tuple[dict[str, Any], ...]] = {
     "fdse": ({"consistency": 0.0}, {"consensus": "mean"}, {"similarity_temperature": 5.0}),
 }
 """Options at which a method lacks a part; another method's loop is FedAvg's, where a method is not here."""
+
+
+class Smooth(TorchFunctionMode):
+    """SiLU in the place of every ReLU, in the library and in the loops.
+
+    Of the millions of values that ReLU cuts off in two rounds, a few lie within rounding of zero. There, two right
+    programs part by more than rounding, and which of them do depends on the processor's instructions.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if "relu" in function.__name__:
+            return F.silu(args[0])
+        return function(*args, **kwargs or {})
+
+
+@pytest.fixture(autouse=True)
+def _smooth() -> Iterator[None]:
+    with Smooth():
+        yield
 
 
 def settings_of(method: str, folder: Path, seed: int = 0) -> RunSettings:
