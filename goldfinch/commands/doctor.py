@@ -27,7 +27,7 @@ from common.extras import install_command
 from common.settings import load_settings
 from common.text import counted
 from common.versions import package_versions, shadows
-from server.flower.processes import connections, flower_home
+from server.flower.processes import connections, flower_home, is_address
 from server.flower.submit import check_ray
 
 OK, NOTE, SOON, FAIL = "ok", "note", "SOON", "FAIL"
@@ -69,6 +69,17 @@ RESOLUTION = 1.0
 """Seconds: HTTP's ``Date`` leaves fractions out."""
 
 
+OTHER_SERVER = "that is neither a SuperLink nor its proxy: correct HOST:PORT"
+
+
+class NoServerError(EngineError):
+    """What was found in the place of a server, and what to do."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found}; {remedy}")
+        self.found, self.remedy = found, remedy
+
+
 @dataclass(frozen=True)
 class Finding:
     """The result of one check.
@@ -97,9 +108,11 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
         1 if something that every run needs does not work, 3 if only the server's certificate ends soon, else 0.
 
     Raises:
-        ConfigError: a certificate is given without a server.
+        ConfigError: a certificate is given without a server, or ``server`` is not ``host:port``.
     """
     if server:
+        if not is_address(server):
+            raise ConfigError(f"--server {server} is not HOST:PORT, such as fl.example.org:8443")
         return _report(_server(server, authority), REACHABLE)
     if server is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
@@ -172,8 +185,8 @@ def _server(server: str, authority: Path | None) -> list[Finding]:
     """Check the connection to the server, its certificate and its clock."""
     try:
         ahead, days = _ask(server, authority)
-    except EngineError as error:
-        return [Finding("server", str(error), "docs/deploy.md, 'What a message means'", FAIL)]
+    except NoServerError as error:
+        return [Finding("server", error.found, error.remedy, FAIL)]
     findings = [Finding("server", f"{server} answers"), _clock(ahead)]
     if days is not None:
         findings.append(_certificate(days))
@@ -182,7 +195,9 @@ def _server(server: str, authority: Path | None) -> list[Finding]:
 
 def _certificate(days: float) -> Finding:
     if days < WARNING_DAYS:
-        remedy = "on the server: goldfinch devices certificates, with the same --host options, then restart the proxy"
+        remedy = (
+            "goldfinch devices certificates, where the authority is kept; then restart the proxy with the new server/"
+        )
         return Finding("certificate", f"ends in {days:.0f} days", remedy, SOON)
     return Finding("certificate", f"valid for {days:.0f} days")
 
@@ -436,7 +451,7 @@ def clock_difference(server: str, authority: Path | None, now: Callable[[], date
         now: this machine's time.
 
     Raises:
-        EngineError: the server cannot be reached, is no SuperLink, or its reply has no time.
+        NoServerError: the server cannot be reached, is no SuperLink, or its reply has no time.
     """
     ahead, _ = _ask(server, authority, now)
     return ahead
@@ -458,7 +473,10 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
         try:
             verify = ssl.create_default_context(cafile=str(authority))
         except OSError as error:
-            raise EngineError(f"--ca {authority}: no certificate can be read from there ({error})") from error
+            raise NoServerError(
+                f"--ca {authority}: no certificate can be read from there ({error})",
+                "name the federation's ca.crt: it is in every device's folder of nodes/, and in its kit",
+            ) from error
     scheme = "http"
     if authority is not None:
         scheme = "https"
@@ -469,17 +487,28 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
             after = now()
             days = _days_left(response)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        clock = ""
-        if "CERTIFICATE_VERIFY" in str(error):
-            clock = f"; this machine's clock is at {now():%Y-%m-%d %H:%M} UTC"
-        raise EngineError(f"{url}: {error}{clock}") from error
+        raise NoServerError(f"{url}: {error}", _way_on(error, scheme, now())) from error
     if not response.is_success:
-        raise EngineError(f"{url} answers {response.status_code}: is this the SuperLink or its proxy?")
+        raise NoServerError(f"{url} answers {response.status_code}", OTHER_SERVER)
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError) as error:
-        raise EngineError(f"{url} sends no time (HTTP's Date)") from error
+        raise NoServerError(f"{url} sends no time (HTTP's Date)", OTHER_SERVER) from error
     return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2, days
+
+
+def _way_on(error: Exception, scheme: str, now: datetime) -> str:
+    """Return what to do after a request that ``error`` ended."""
+    text = str(error)
+    if "CERTIFICATE_VERIFY" in text:
+        return f"docs/deploy.md, 'What a message means'; this machine's clock is at {now:%Y-%m-%d %H:%M} UTC"
+    if "SSL" in text:
+        return "what answers there speaks no TLS: leave --ca out, or name the port of what does"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return "start the SuperLink or its proxy there, correct HOST:PORT, or let that port through the firewall"
+    if scheme == "http":
+        return "if the server speaks TLS, name the authority's certificate: --ca FILE"
+    return "read the log of the SuperLink, and of its proxy"
 
 
 def what_is_wrong(ahead: float) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from goldfinch.trackers.wait_lines import wait_lines
-from server.admission.certificates import SERVER_DAYS, ensure
+from server.admission.certificates import ensure
 from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment, flower_home
 
@@ -20,7 +20,7 @@ def certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days:
         ConfigError: a name or the number of days cannot be used.
     """
     folder = folder.expanduser()
-    for line in ensure(folder, hosts, nodes, SERVER_DAYS if days is None else days):
+    for line in ensure(folder, hosts, nodes, days):
         print(line)
     print(f"keep {folder / 'authority'} to yourself; give the server server/, and each device its folder of nodes/")
 

@@ -14,7 +14,8 @@ makes one folder per party; each gets its own folder and nothing of the others:
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
 Private files have mode 0600. Files that are still good are kept, so the command can run at every
-start. A server certificate is renewed when it ends within 30 days or when its host names change; keys are kept.
+start. A server certificate is renewed when it ends within 30 days or when other host names are given; without any, it
+keeps those that it has. Keys are kept.
 """
 
 import datetime
@@ -33,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import ConfigError
 from common.regular_files import read_small_bytes
 from common.storage import write_bytes
+from common.text import listing
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
@@ -79,25 +81,31 @@ class Certificates:
         return self.operator / "nodes" / f"{name}.pub"
 
 
-def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = SERVER_DAYS) -> list[str]:
+def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: int | None = None) -> list[str]:
     """Make missing files and renew certificates that end soon; return one line for each file.
 
     Args:
         folder: where the files go; made if it is missing.
-        hosts: names and addresses under which devices and operators reach the server; this machine's are added.
+        hosts: names and addresses under which devices and operators reach the server; none are those of the server's
+            present certificate. This machine's are added.
         nodes: names of devices to make keys for.
-        days: how long a server certificate is good, from 1 to 825 (a common upper limit of TLS clients).
+        days: how long a server certificate is good, from 1 to 825 (a common upper limit of TLS clients); ``None`` is
+            :data:`SERVER_DAYS`.
 
     Raises:
         ConfigError: a name that cannot be used, or files that do not belong together.
     """
+    if days is None:
+        days = SERVER_DAYS
     if not 1 <= days <= 825:
         raise ConfigError(f"days must be in [1, 825]; got {days}")
     for name in nodes:
         if not NODE_NAME.fullmatch(name):
             raise ConfigError(f"--node {name!r} cannot be a file name; use letters, digits, dot, dash, underscore")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder for the certificates, which may be new")
     files, made = Certificates(folder), list[tuple[str, Path]]()
-    hosts = list(dict.fromkeys([*hosts, *LOCAL_HOSTS]))
+    hosts = list(dict.fromkeys([*(hosts or _present_hosts(files)), *LOCAL_HOSTS]))
     for host in hosts:
         _general_name(host)  # before a file is made
     if files.authority.exists():
@@ -125,7 +133,11 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
     for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
         _write(party / files.authority.name, files.authority.read_bytes(), private=False)
-    return [f"{text:28} {path}" for text, path in made]
+    lines = [f"{text:28} {path}" for text, path in made]
+    lines.append(f"the server's certificate is for {listing(hosts)}")
+    if len(hosts) == len(LOCAL_HOSTS):
+        lines[-1] += " alone: devices elsewhere need the name by which they reach it, --host NAME"
+    return lines
 
 
 def days_left(path: Path) -> int:
@@ -145,6 +157,17 @@ def _copy_of_authority(files: Certificates) -> Path | None:
             _certificate(copy)
             return copy
     return None
+
+
+def _present_hosts(files: Certificates) -> list[str]:
+    """Return the names of the server's certificate; none if there is no certificate."""
+    if not files.server.exists():
+        return []
+    return [str(name.value) for name in _names(_certificate(files.server))]
+
+
+def _names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _make_authority(files: Certificates) -> None:
@@ -218,8 +241,7 @@ def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
     left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     if left < datetime.timedelta(days=RENEWAL_DAYS):
         return f"ended or ends in {max(0, left.days)} days"
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    if set(names) != {_general_name(host) for host in hosts}:
+    if set(_names(certificate)) != {_general_name(host) for host in hosts}:
         return "other hosts"
     try:
         certificate.verify_directly_issued_by(authority)

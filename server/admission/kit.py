@@ -20,6 +20,7 @@ from common.errors import ConfigError
 from common.storage import write_bytes
 from common.versions import VERSION
 from server.admission.certificates import Certificates
+from server.flower.processes import is_address
 
 README = """Goldfinch on the device @NAME@, which is the client @CLIENT@ of @SERVER@.
 
@@ -148,8 +149,7 @@ def check_kit(files: Certificates, name: str, server: str) -> None:
     Raises:
         ConfigError: the device's key is not here, or ``server`` has no port.
     """
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
+    if not is_address(server):
         found = f"--server {server} is not HOST:PORT" if server else "--kit needs --server HOST:PORT"
         raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443")
     key, authority = files.node_key(name), files.node(name) / files.authority.name

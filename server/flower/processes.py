@@ -202,6 +202,14 @@ def ask_flower(
     return done
 
 
+def is_address(text: str) -> bool:
+    """Return whether ``text`` is ``host:port`` without a scheme, with a port from 1 to 65,535."""
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdigit()):
+        return False
+    return 1 <= int(port) <= 65_535
+
+
 def _check_certificate(path: Path, arguments: Sequence[str]) -> None:
     """Check the certificate of the SuperLink that Flower's arguments name, if one answers.
 
@@ -222,8 +230,9 @@ def _check_certificate(path: Path, arguments: Sequence[str]) -> None:
         address = entries[name]["address"]
         host, _, port = address.rpartition(":")
         context = ssl.create_default_context(cafile=entries[name].get("root-certificates"))
+        host = host.strip("[]")  # of an IPv6 address
         with socket.create_connection((host, int(port)), CONNECT_SECONDS) as plain:
-            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+            context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         remedy = f"compare address and root-certificates in {path} with the server's certificate"
         if error.verify_message == EXPIRED:

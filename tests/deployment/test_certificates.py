@@ -99,7 +99,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     made = ensure(tmp_path, ["fl.example.org"], ["webcam"])
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert all(line.startswith("kept") for line in made)
+    assert all(line.startswith("kept") for line in made[:-1])
 
 
 @pytest.mark.parametrize("name", ["fl.example.org", "10.0.0.5", "localhost", "127.0.0.1"])
@@ -178,6 +178,33 @@ def test_another_host_makes_another_certificate_by_the_same_authority(tmp_path: 
     files = Certificates(tmp_path)
     assert handshake(files, files.authority, "fl.example.net") == ""
     assert handshake(files, files.authority, "fl.example.org") != ""
+
+
+def test_without_hosts_the_certificate_keeps_its_names(tmp_path: Path) -> None:
+    """A device is added, or the certificate renewed, by a command that need not repeat the names."""
+    ensure(tmp_path, ["fl.example.org", "10.0.0.5"], days=29)
+    lines = ensure(tmp_path, [], ["webcam"])
+    assert "ends in 28 days" in lines[1]
+    assert "is for fl.example.org, 10.0.0.5, localhost" in lines[-1]
+    files = Certificates(tmp_path)
+    assert handshake(files, files.authority, "fl.example.org") == ""
+    assert ensure(tmp_path, [])[1].startswith("kept")
+
+
+def test_a_certificate_for_this_machine_alone_says_so(tmp_path: Path) -> None:
+    lines = ensure(tmp_path, [])
+    assert lines[-1].endswith(
+        "is for localhost, 127.0.0.1 and ::1 alone: devices elsewhere need the name by which they reach it, --host NAME"
+    )
+    assert lines[-1] == ensure(tmp_path, [])[-1]
+    assert lines[-1] != ensure(tmp_path, ["fl.example.org"])[-1]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("mine")
+    with pytest.raises(ConfigError, match="keys is a file; name a folder"):
+        ensure(tmp_path / "keys", [])
+    assert (tmp_path / "keys").read_text() == "mine"
 
 
 def test_a_replaced_authority_replaces_the_server_certificate(tmp_path: Path) -> None:

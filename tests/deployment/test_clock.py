@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import re
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,50 @@ def test_a_server_that_is_none_is_named(
         clock_difference(server, tmp_path / "ca.crt")
     with pytest.raises(EngineError, match="not a host:"):
         clock_difference("not a host:port", None)
+
+
+@pytest.fixture
+def secure_server(server: str, tmp_path: Path) -> Iterator[str]:
+    """Another server, with TLS; its authority is below ``keys``."""
+    ensure(tmp_path / "keys", [])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "keys" / "server" / "server.pem", tmp_path / "keys" / "server" / "server.key")
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    other.socket = context.wrap_socket(other.socket, server_side=True)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{other.server_port}"
+    other.shutdown()
+    other.server_close()
+
+
+def test_each_failure_names_its_way_on_and_obeyed_it_ends(
+    server: str, secure_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = tmp_path / "keys" / "authority" / "ca.crt"
+    ensure(tmp_path / "others", [])
+    theirs, key = tmp_path / "others" / "authority" / "ca.crt", tmp_path / "keys" / "server" / "server.key"
+
+    def said(*words: object) -> str:
+        assert main(["doctor", "--server", *map(str, words)]) == 1
+        return capsys.readouterr().out
+
+    assert "start the SuperLink or its proxy there" in said("127.0.0.1:1", "--ca", authority)
+    assert "leave --ca out" in said(server, "--ca", authority)
+    assert "--ca FILE" in said(secure_server)
+    assert "'What a message means'" in said(secure_server, "--ca", theirs)
+    assert "nodes/, and in its kit" in said(secure_server, "--ca", key)
+    assert "nodes/, and in its kit" in said(secure_server, "--ca", tmp_path / "nothing")
+    assert main(["doctor", "--server", server]) == 0
+    assert main(["doctor", "--server", secure_server, "--ca", str(authority)]) == 0
+    assert main(["doctor", "--server", secure_server, "--ca", str(tmp_path / "keys" / "operator" / "ca.crt")]) == 0
+
+
+@pytest.mark.parametrize("address", ["fl.example.org", "localhost:", "localhost:99999", "http://localhost:1", "a:b"])
+def test_an_address_without_a_port_is_refused_before_anything_is_asked(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--server", address]) == 1
+    assert f"--server {address} is not HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
