@@ -315,7 +315,7 @@ class BrokenImageError(DataError):
 
     def __init__(self, name: str, reason: str, program: str = "") -> None:
         self.name, self.reason, self.program = name, reason, program
-        super().__init__(f"image {name} {reason}; {_advice([self], 2)}")
+        super().__init__(f"image {name} {reason}; {_advice([self], 1)}")
 
 
 def _advice(broken: Sequence[BrokenImageError], total: int) -> str:
@@ -330,7 +330,7 @@ def _advice(broken: Sequence[BrokenImageError], total: int) -> str:
 def _listed(broken: Sequence[BrokenImageError], total: int) -> DataError:
     """Return the error of the broken of all files, in one line, since some records keep only the first line."""
     if len(broken) == 1:
-        return broken[0]
+        return DataError(f"image {broken[0].name} {broken[0].reason}; {_advice(broken, total)}")
     problems = some_of([f"image {each.name} {each.reason}" for each in broken], MAX_LISTED)
     return DataError(f"{len(broken):,} files are not images that can be read: {problems}; {_advice(broken, total)}")
 

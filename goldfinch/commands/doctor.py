@@ -1,6 +1,7 @@
 """``goldfinch doctor``: what works on this machine, and how to fix what does not."""
 
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -70,6 +71,13 @@ RESOLUTION = 1.0
 
 
 OTHER_SERVER = "that is neither a SuperLink nor its proxy: correct HOST:PORT"
+ASK_WITH_TLS = "if the server speaks TLS, name the authority's certificate: --ca FILE"
+
+PLAIN_REFUSED = 412
+"""What the proxy answers to a request without TLS; so does a SuperLink to one without a device's key."""
+
+GATEWAY_FAILURES = (502, 503, 504)
+"""What a proxy answers if no server does behind it."""
 
 
 class NoServerError(EngineError):
@@ -198,8 +206,8 @@ def _certificate(days: float) -> Finding:
         remedy = (
             "goldfinch devices certificates, where the authority is kept; then restart the proxy with the new server/"
         )
-        return Finding("certificate", f"ends in {days:.0f} days", remedy, SOON)
-    return Finding("certificate", f"valid for {days:.0f} days")
+        return Finding("certificate", f"ends in {math.floor(days)} days", remedy, SOON)
+    return Finding("certificate", f"valid for {math.floor(days)} days")
 
 
 def _clock(ahead: float) -> Finding:
@@ -489,7 +497,7 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoServerError(f"{url}: {error}", _way_on(error, scheme, now())) from error
     if not response.is_success:
-        raise NoServerError(f"{url} answers {response.status_code}", OTHER_SERVER)
+        raise NoServerError(f"{url} answers {response.status_code}", _way_on_after(response.status_code, scheme))
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError) as error:
@@ -497,17 +505,32 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
     return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2, days
 
 
+def _way_on_after(status: int, scheme: str) -> str:
+    """Return what to do after an answer that is none of a SuperLink."""
+    if status in GATEWAY_FAILURES:
+        return "the proxy answers, and the SuperLink behind it does not: start it, or read its log"
+    if status == PLAIN_REFUSED and scheme == "http":
+        return ASK_WITH_TLS
+    return OTHER_SERVER
+
+
 def _way_on(error: Exception, scheme: str, now: datetime) -> str:
     """Return what to do after a request that ``error`` ended."""
     text = str(error)
+    if "mismatch" in text:
+        return "goldfinch devices certificates with every --host NAME, then restart SuperLink and proxy"
+    if "local issuer" in text or "self-signed" in text:
+        return "give this device the federation's ca.crt"
     if "CERTIFICATE_VERIFY" in text:
-        return f"docs/deploy.md, 'What a message means'; this machine's clock is at {now:%Y-%m-%d %H:%M} UTC"
+        return f"renew it, or set the clock: this machine's is at {now:%Y-%m-%d %H:%M} UTC"
     if "SSL" in text:
         return "what answers there speaks no TLS: leave --ca out, or name the port of what does"
+    if "[Errno -" in text:  # of a look-up
+        return "correct HOST, or this machine's DNS"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return "start the SuperLink or its proxy there, correct HOST:PORT, or let that port through the firewall"
     if scheme == "http":
-        return "if the server speaks TLS, name the authority's certificate: --ca FILE"
+        return ASK_WITH_TLS
     return "read the log of the SuperLink, and of its proxy"
 
 

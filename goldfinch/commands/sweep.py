@@ -232,7 +232,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
             runs, which are kept; the message names them.
     """
     console = Console()
-    say = partial(console.print, highlight=False, markup=False)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     planned, skipped = plan(arguments, output, overwrite=overwrite)
     check_data(planned)  # before runs are deleted
     check_folder(output, arguments, overwrite=overwrite)
@@ -251,7 +251,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     if jobs > 1:
         words += ["--jobs", str(jobs)]
     for line in ways_on(planned, shell_line(words), output):
-        say(line, soft_wrap=True)
+        say(line)
     raise_failures(failures)
 
 
@@ -274,7 +274,7 @@ def execute(
     Returns:
         Why runs are missing, by folder: their errors, or the runs that their folders hold.
     """
-    say = partial(console.print, highlight=False, markup=False)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     different = {job.folder: job for job in planned}
     missing: dict[Path, str] = {}
     waiting: list[Job] = []
@@ -291,7 +291,7 @@ def execute(
     if kept:
         count += f", {len(kept)} kept"
     for line in (count, *kept):
-        say(line, soft_wrap=True)
+        say(line)
     try:
         return missing | _execute(waiting, jobs, console, rule, finished)
     except KeyboardInterrupt as error:
@@ -304,7 +304,7 @@ def _execute(
     waiting: Sequence[Job], jobs: int, console: Console, rule: str, finished: Callable[[], None]
 ) -> dict[Path, str]:
     """Do the runs, and return the errors of those that failed, by folder."""
-    say = partial(console.print, highlight=False, markup=False)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     started = time.perf_counter()
     failures: dict[Path, str] = {}
     pool = ThreadPoolExecutor(max(1, jobs))

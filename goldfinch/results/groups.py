@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.errors import ConfigError, nearest, some_of
+from common.errors import ConfigError, some_of
 from common.metrics import COUNTED
 from common.versions import combined_hash
 from goldfinch.record import RunRecord, setting_text, varying
@@ -444,12 +444,17 @@ def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str
             raise ConfigError(f"--label {item}: write it as OLD=NEW, such as --label fedavg=FedAvg")
         matched = [row for row in rows if row.label == old]
         if not matched:
-            matched = [row for row in rows if re.match(rf"{re.escape(old)}(, | \(|$)", row.label)]
+            matched = [row for row in rows if _first_part(row.label) == old]
         if not matched:
-            known = {row.label for row in rows} | {row.runs[0].method_name for row in rows}
-            raise ConfigError(f"--label {item}: no row is called {old!r}; {nearest(old, sorted(known))}")
+            matched = [row for row in rows if row.runs[0].method_name == old]
+        if not matched:
+            known = sorted({row.label for row in rows})
+            raise ConfigError(f"--label {item}: no row is called {old!r}; rows: {some_of(list(map(repr, known)))}")
         for row in matched:
-            new_labels[id(row)] = new + row.label.removeprefix(old)
+            rest = row.label.removeprefix(old)
+            if rest == row.label:  # found by the method's name
+                rest = row.label.removeprefix(_first_part(row.label))
+            new_labels[id(row)] = new + rest
     for table in tables:
         counts = Counter(new_labels[id(row)] for row in table)
         for label, count in counts.items():
@@ -457,6 +462,11 @@ def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str
                 raise ConfigError(f"--label: {count} rows would be called {label!r}; give each a label of its own")
     for row in rows:
         row.label = new_labels[id(row)]
+
+
+def _first_part(label: str) -> str:
+    """Return a label without the settings, marks and table that tell its row from others of the same name."""
+    return re.split(r", | \(|; ", label, maxsplit=1)[0]
 
 
 def _labels(rows: Sequence[ScoreRow[RunRecord]], method: str, keys: Sequence[str]) -> list[str]:

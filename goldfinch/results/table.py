@@ -101,7 +101,8 @@ def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
     for run in runs:
         known |= dict.fromkeys(run.measures, "")
     if metric not in known:
-        raise ConfigError(f"{option} {metric}: {nearest(metric, known)}")
+        more = "runs with rounds.scores=true have those of confidence, such as auroc"
+        raise ConfigError(f"{option} {metric}: {nearest(metric, known)}; {more}")
     for run in runs:
         _ = run.measure  # raises if the run lacks it
 

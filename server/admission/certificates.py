@@ -134,9 +134,10 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
         _write(party / files.authority.name, files.authority.read_bytes(), private=False)
     lines = [f"{text:28} {path}" for text, path in made]
-    lines.append(f"the server's certificate is for {listing(hosts)}")
+    alone = ""
     if len(hosts) == len(LOCAL_HOSTS):
-        lines[-1] += " alone: devices elsewhere need the name by which they reach it, --host NAME"
+        alone = " alone: devices elsewhere need the name by which they reach it, --host NAME"
+    lines.append(f"the server's certificate ends in {days_left(files.server)} days and is for {listing(hosts)}{alone}")
     return lines
 
 

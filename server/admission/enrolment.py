@@ -247,6 +247,11 @@ class Enrolment:
         return text.rstrip().split(maxsplit=1)  # a client's name may have spaces
 
     def _check(self, name: str) -> None:
+        if (self.folder / "nodes" / (name + DISMISSED)).exists() and name not in self.known:
+            raise ConfigError(
+                f"--node {name}: it is dismissed already; goldfinch devices certificates --node {name} makes a new key "
+                "once its folder of nodes/ is gone"
+            )
         if name not in self.known:
             raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
 

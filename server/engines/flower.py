@@ -470,7 +470,7 @@ class FlowerEngine:
         self._update_nodes()
         state = "its node is online: its ClientApp ended without a reply, or its connection broke"
         if not self._is_online(node):
-            state = "its node is offline: it was stopped or killed, or cannot reach the SuperLink"
+            state = "its node is offline: it was stopped, killed or dismissed, or cannot reach the SuperLink"
         return f"no reply {seconds:.0f} s after it was asked; {state} ({flower_reason})"
 
     def _read(

@@ -207,11 +207,13 @@ def failures(build: Build, specs: st.SearchStrategy[dict[str, Any]], many: int =
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_strange_folders() -> None:
     assert failures(build_folder, FOLDERS) == []
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_strange_tables() -> None:
     assert failures(build_table, TABLES) == []
 

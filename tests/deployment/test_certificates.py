@@ -185,7 +185,7 @@ def test_without_hosts_the_certificate_keeps_its_names(tmp_path: Path) -> None:
     ensure(tmp_path, ["fl.example.org", "10.0.0.5"], days=29)
     lines = ensure(tmp_path, [], ["webcam"])
     assert "ends in 28 days" in lines[1]
-    assert "is for fl.example.org, 10.0.0.5, localhost" in lines[-1]
+    assert "ends in 364 days and is for fl.example.org, 10.0.0.5, localhost" in lines[-1]
     files = Certificates(tmp_path)
     assert handshake(files, files.authority, "fl.example.org") == ""
     assert ensure(tmp_path, [])[1].startswith("kept")

@@ -86,7 +86,7 @@ def secure_server(server: str, tmp_path: Path) -> Iterator[str]:
     ensure(tmp_path / "keys", [])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "keys" / "server" / "server.pem", tmp_path / "keys" / "server" / "server.key")
-    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    other = http.server.ThreadingHTTPServer(("", 0), Answering)  # 127.0.0.2, too, which the certificate lacks
     other.socket = context.wrap_socket(other.socket, server_side=True)
     threading.Thread(target=other.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{other.server_port}"
@@ -95,7 +95,11 @@ def secure_server(server: str, tmp_path: Path) -> Iterator[str]:
 
 
 def test_each_failure_names_its_way_on_and_obeyed_it_ends(
-    server: str, secure_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: str,
+    secure_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     authority = tmp_path / "keys" / "authority" / "ca.crt"
     ensure(tmp_path / "others", [])
@@ -108,9 +112,18 @@ def test_each_failure_names_its_way_on_and_obeyed_it_ends(
     assert "start the SuperLink or its proxy there" in said("127.0.0.1:1", "--ca", authority)
     assert "leave --ca out" in said(server, "--ca", authority)
     assert "--ca FILE" in said(secure_server)
-    assert "'What a message means'" in said(secure_server, "--ca", theirs)
+    assert "give this device the federation's ca.crt" in said(secure_server, "--ca", theirs)
+    other_name = secure_server.replace("127.0.0.1", "127.0.0.2")
+    assert "devices certificates with every --host NAME" in said(other_name, "--ca", authority)
+    assert "correct HOST, or this machine's DNS" in said("nowhere.invalid:1", "--ca", authority)
     assert "nodes/, and in its kit" in said(secure_server, "--ca", key)
     assert "nodes/, and in its kit" in said(secure_server, "--ca", tmp_path / "nothing")
+    for status, words in ((412, "--ca FILE"), (502, "SuperLink behind it does not"), (404, "correct HOST:PORT")):
+        monkeypatch.setattr(Answering, "status", status)
+        assert words in said(server)
+    monkeypatch.setattr(Answering, "status", 412)
+    assert "neither a SuperLink nor its proxy" in said(secure_server, "--ca", authority)
+    monkeypatch.setattr(Answering, "status", 200)
     assert main(["doctor", "--server", server]) == 0
     assert main(["doctor", "--server", secure_server, "--ca", str(authority)]) == 0
     assert main(["doctor", "--server", secure_server, "--ca", str(tmp_path / "keys" / "operator" / "ca.crt")]) == 0

@@ -182,11 +182,11 @@ def test_doctor_and_device_warn_before_the_certificate_ends(
     output = capsys.readouterr().out
     if days < 30:
         assert code == 3
-        assert "SOON  certificate        ends in 20 days" in output
+        assert "SOON  certificate        ends in 19 days" in output
         assert "goldfinch devices certificates" in output
     else:
         assert code == 0
-        assert "ok  certificate        valid for 365 days" in output
+        assert "ok  certificate        valid for 364 days" in output
     condition = Condition(tmp_path / "metrics.prom", address, authority)
     condition.write()
     found = read_gauges(tmp_path / "metrics.prom")

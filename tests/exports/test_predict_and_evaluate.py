@@ -105,6 +105,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
     assert main(["evaluate", str(exported), str(tmp_path), "--output", str(output)]) == 1
     printed = capsys.readouterr()
     assert f"skipped: image {tmp_path / 'a.png'}" in printed.err
+    assert "data.broken" not in printed.err, "it was skipped"
     assert str(tmp_path / "b.png") in printed.out
     assert len(output.read_text().splitlines()) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,34 @@ def test_the_poisoning_page_has_the_tables_of_the_recorded_runs() -> None:
     outcomes = poisoning.load(poisoning.RESULTS)
     for unlike in (False, True):
         assert f"\n{poisoning.table(outcomes, unlike=unlike)}\n" in page
+
+
+def test_the_ranges_of_the_poisoning_page_are_those_of_its_tables() -> None:
+    page = (Path(poisoning.__file__).parent.parent / "docs" / "results" / "poisoning.md").read_text()
+    words = " ".join(page.split())
+    found: dict[str, dict[str, list[float]]] = {}
+    federation = ""
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 8 or " ± " not in line or not re.fullmatch(r"(\d of \d+)?", cells[0]):
+            continue
+        federation = cells[0] or federation
+        means = [float(cell.partition(" ±")[0]) for cell in (cells[3], cells[6], cells[4], cells[7])]
+        kind = "none" if cells[1] == "none" else "attacked"
+        for rule, values in (("guarded", means[:2]), ("median", means[2:])):
+            found.setdefault(federation, {}).setdefault(f"{rule}, {kind}", []).extend(values)
+
+    def span(federation: str, *kinds: str) -> str:
+        values = [value for kind in kinds for value in found[federation][kind]]
+        return f"{min(values)} to {max(values)}"
+
+    both, none = ("guarded, attacked", "median, attacked"), ("guarded, none", "median, none")
+    assert f"One hostile of four leaves {span('1 of 4', *both)} of {span('1 of 4', *none)} %" in words
+    assert f"of five, {span('1 of 5', *both)} of {span('1 of 5', *none)}." in words
+    ten = f"{span('1 of 10', both[0])} (guarded) and {span('1 of 10', both[1])} (geometric median)"
+    assert f"**One of ten** leaves {ten}; without it, " in words
+    assert f"; without it, {span('2 of 10', none[0])} and {span('2 of 10', none[1])}" in words
+    assert f"Two of ten leave {span('2 of 10', both[0])} and {span('2 of 10', both[1])}." in words
 
 
 def test_the_plan_of_the_poisoning_bench_has_each_run_once() -> None:

@@ -18,7 +18,7 @@ from goldfinch.results.overrides import export_command
 from goldfinch.results.rows import best_row, differences_note, notes_on, setting_differences
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.results.statistics import paired_difference
-from goldfinch.results.table import smaller_tables, table_text
+from goldfinch.results.table import check_metric, smaller_tables, table_text
 from server.run.files import OWN
 
 
@@ -126,8 +126,27 @@ def test_a_row_or_a_method_is_called_as_the_user_says() -> None:
     labels = [group.label for group in groups]
     assert labels[0].startswith("FPL (ours)")
     assert labels[1].startswith("FPL (ours), temperature=2")
-    with pytest.raises(ConfigError, match="did you mean 'MOON'"):
+    with pytest.raises(
+        ConfigError, match=r"no row is called 'MOOM'; rows: 'FPL \(ours\) .*', 'FPL \(ours\), temperature=2', 'MOON'"
+    ):
         rename([groups], ["MOOM=x"])
+
+
+def test_a_method_s_name_finds_rows_with_titles_of_their_own() -> None:
+    groups = all_groups([entry(1.0, 0, "moon"), entry(2.0, 0, "fedavg")])
+    groups[0].label = "MOON as released; Table 2"
+    rename([groups], ["moon=Moon"])
+    assert [group.label for group in groups] == ["Moon; Table 2", "fedavg"]
+    groups[1].label = "moon"
+    rename([groups], ["moon=X"])
+    assert [group.label for group in groups] == ["Moon; Table 2", "X"], "a row of that name comes first"
+
+
+def test_a_score_that_runs_cannot_have_says_what_it_needs() -> None:
+    groups = all_groups(seeds_of("fpl", 50.0))
+    assert groups[0].missing("validated") == ["seed 0: no validation samples, which protocol.validation=0.1 takes"]
+    with pytest.raises(ConfigError, match=r"--metric auroc: .*; runs with rounds.scores=true have"):
+        check_metric("auroc", groups[0].runs, "--metric")
 
 
 def test_rows_exchange_their_labels_and_never_share_one() -> None:

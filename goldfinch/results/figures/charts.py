@@ -437,7 +437,8 @@ def sensitivity(
     known = varying(runs)
     for key in keys:
         if key not in known:
-            raise ConfigError(f"{key} does not vary between these runs; {nearest(key, known)}")
+            settings = [each for each in known if not each.endswith("_target_")]
+            raise ConfigError(f"{key} does not vary between these runs; {nearest(key, settings)}")
     if not 1 <= len(keys) <= 2:
         what = "nothing but the seed"
         if keys:
