@@ -69,12 +69,11 @@ REACHABLE = (
 RESOLUTION = 1.0
 """Seconds: HTTP's ``Date`` leaves fractions out."""
 
-
 OTHER_SERVER = "that is neither a SuperLink nor its proxy: correct HOST:PORT"
 ASK_WITH_TLS = "if the server speaks TLS, name the authority's certificate: --ca FILE"
 
 PLAIN_REFUSED = 412
-"""What the proxy answers to a request without TLS; so does a SuperLink to one without a device's key."""
+"""What the proxy answers to a request without TLS."""
 
 GATEWAY_FAILURES = (502, 503, 504)
 """What a proxy answers if no server does behind it."""
@@ -522,7 +521,8 @@ def _way_on(error: Exception, scheme: str, now: datetime) -> str:
     if "local issuer" in text or "self-signed" in text:
         return "give this device the federation's ca.crt"
     if "CERTIFICATE_VERIFY" in text:
-        return f"renew it, or set the clock: this machine's is at {now:%Y-%m-%d %H:%M} UTC"
+        clock = f"{now:%Y-%m-%d %H:%M} UTC"
+        return f"goldfinch devices certificates, where the authority is kept; or set this machine's clock, at {clock}"
     if "SSL" in text:
         return "what answers there speaks no TLS: leave --ca out, or name the port of what does"
     if "[Errno -" in text:  # of a look-up

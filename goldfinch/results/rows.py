@@ -345,7 +345,9 @@ class ScoreRow(Generic[AnyRun]):
             if score is None and not run.rules and run.measure != MEASURES["accuracy"]:
                 lines.append(f"{self.unit} {run.seed}: the images of no domain define the metric")
             elif score is None and rule == "validated":
-                lines.append(f"{self.unit} {run.seed}: no validation samples, which protocol.validation=0.1 takes")
+                lines.append(
+                    f"{self.unit} {run.seed}: no score on validation samples, which protocol.validation=0.1 takes"
+                )
             elif score is None:
                 lines.append(f"{self.unit} {run.seed}: no such score")
             elif score.get("missing"):

@@ -247,13 +247,14 @@ class Enrolment:
         return text.rstrip().split(maxsplit=1)  # a client's name may have spaces
 
     def _check(self, name: str) -> None:
-        if (self.folder / "nodes" / (name + DISMISSED)).exists() and name not in self.known:
+        if name in self.known:
+            return
+        if (self.folder / "nodes" / (name + DISMISSED)).exists():
             raise ConfigError(
-                f"--node {name}: it is dismissed already; goldfinch devices certificates --node {name} makes a new key "
-                "once its folder of nodes/ is gone"
+                f"--node {name}: it is dismissed already; for a new key, delete its folder of nodes/, then: "
+                f"goldfinch devices certificates FOLDER --node {name}"
             )
-        if name not in self.known:
-            raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
+        raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
 
     def _number_file(self, name: str) -> Path:
         return self.folder / "nodes" / f"{name}.number"

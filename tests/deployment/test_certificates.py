@@ -305,6 +305,26 @@ def test_the_commands_report_errors(
     assert re.search(message, capsys.readouterr().err)
 
 
+def test_a_dismissed_device_is_no_mistake_for_another_and_gets_a_new_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What :meth:`Enrolment.dismiss` leaves; the remedy that is printed is obeyed."""
+    ensure(tmp_path, [], ["ward-a", "ward-b"])
+    files = Certificates(tmp_path)
+    key = files.node_public_key("ward-b")
+    old = key.read_bytes()
+    key.replace(key.with_suffix(".pub.dismissed"))
+    (key.parent / "ward-b.dismissed-device").write_text("7 ward-b-0 2026-01-01T00:00:00+00:00\n")
+    assert main(["devices", "dismiss", str(tmp_path), "--node", "ward-b"]) == 1
+    said = capsys.readouterr().err
+    assert "it is dismissed already" in said
+    assert "ward-a" not in said
+    assert "goldfinch devices certificates FOLDER --node ward-b" in said
+    shutil.rmtree(files.node("ward-b"))
+    assert main(["devices", "certificates", str(tmp_path), "--node", "ward-b"]) == 0
+    assert key.read_bytes() != old
+
+
 @pytest.mark.parametrize(
     ("folder", "message"),
     [("here", "names no SuperLink.*export FLWR_HOME as in the terminal"), ("elsewhere", "elsewhere is not a folder")],

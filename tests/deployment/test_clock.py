@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from common.errors import EngineError
 from goldfinch.cli import main
 from goldfinch.commands.deployment import LocalDeployment
 from goldfinch.commands.doctor import clock_difference, what_is_wrong
-from server.admission.certificates import ensure
+from server.admission import certificates
+from server.admission.certificates import Certificates, ensure
 from server.flower.processes import flower_environment, program
 
 CLOCKS = {"ahead": 3600, "behind": -3600, "late": -120}
@@ -84,8 +86,15 @@ def test_a_server_that_is_none_is_named(
 def secure_server(server: str, tmp_path: Path) -> Iterator[str]:
     """Another server, with TLS; its authority is below ``keys``."""
     ensure(tmp_path / "keys", [])
+    with secure(Certificates(tmp_path / "keys")) as address:
+        yield address
+
+
+@contextmanager
+def secure(files: Certificates) -> Iterator[str]:
+    """The address of a server with TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "keys" / "server" / "server.pem", tmp_path / "keys" / "server" / "server.key")
+    context.load_cert_chain(files.server, files.server_key)
     other = http.server.ThreadingHTTPServer(("", 0), Answering)  # 127.0.0.2, too, which the certificate lacks
     other.socket = context.wrap_socket(other.socket, server_side=True)
     threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -127,6 +136,20 @@ def test_each_failure_names_its_way_on_and_obeyed_it_ends(
     assert main(["doctor", "--server", server]) == 0
     assert main(["doctor", "--server", secure_server, "--ca", str(authority)]) == 0
     assert main(["doctor", "--server", secure_server, "--ca", str(tmp_path / "keys" / "operator" / "ca.crt")]) == 0
+
+
+def test_an_ended_certificate_is_renewed_by_what_doctor_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensure(tmp_path, ["127.0.0.1"])
+    files = Certificates(tmp_path)
+    certificates._make_server(files, ["127.0.0.1"], -0.01)  # type: ignore[arg-type]  # a part of a day
+    with secure(files) as address:
+        assert main(["doctor", "--server", address, "--ca", str(files.authority)]) == 1
+    assert "-> goldfinch devices certificates, where the authority is kept; or set" in capsys.readouterr().out
+    assert main(["devices", "certificates", str(tmp_path)]) == 0
+    with secure(files) as address:
+        assert main(["doctor", "--server", address, "--ca", str(files.authority)]) == 0
 
 
 @pytest.mark.parametrize("address", ["fl.example.org", "localhost:", "localhost:99999", "http://localhost:1", "a:b"])

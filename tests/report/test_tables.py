@@ -144,7 +144,9 @@ def test_a_method_s_name_finds_rows_with_titles_of_their_own() -> None:
 
 def test_a_score_that_runs_cannot_have_says_what_it_needs() -> None:
     groups = all_groups(seeds_of("fpl", 50.0))
-    assert groups[0].missing("validated") == ["seed 0: no validation samples, which protocol.validation=0.1 takes"]
+    assert groups[0].missing("validated") == [
+        "seed 0: no score on validation samples, which protocol.validation=0.1 takes"
+    ]
     with pytest.raises(ConfigError, match=r"--metric auroc: .*; runs with rounds.scores=true have"):
         check_metric("auroc", groups[0].runs, "--metric")
 
