@@ -28,7 +28,7 @@ from common.client_state import client_stores, forget_runs
 from common.contract import CLIENTS, PINS, Contract, is_pin
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, ContractError, nearest
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
@@ -313,11 +313,22 @@ class Node:
         return Path.home() / ".goldfinch" / "state"
 
     def _scores(self, settings: RunSettings) -> tuple[str, ...] | None:
-        """Return the domains whose test sets this node scores; ``None`` is each client's own."""
+        """Return the domains whose test sets this node scores; ``None`` is each client's own.
+
+        Raises:
+            ContractError: the node scores no image, and the run's validation samples are images of this node.
+            ConfigError: the key has another value.
+        """
         chosen = self.configuration.get(SCORES, "test")
         if chosen not in ("test", "none"):
             raise ConfigError(f'--node-config: {SCORES} must be "test" or "none"; got {chosen!r}')
         if chosen == "none":
+            if settings.protocol.validation:
+                raise ContractError(
+                    f'this device scores no image, by its {SCORES}="none", and the run asks for '
+                    f"protocol.validation={settings.protocol.validation:g}, which scores images of the device; remove "
+                    f"protocol.validation, or the owner of the device removes {SCORES}"
+                )
             return ()
         if "domain" in self.configuration:
             return None

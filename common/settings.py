@@ -187,10 +187,7 @@ class RunSettings:
     @property
     def software(self) -> str:
         """The software that server and devices must have in the same version, as text for messages."""
-        text = "the same Goldfinch"
-        for package in self.own_packages:
-            text += f" and the same {package}"
-        return text
+        return "the same Goldfinch" + "".join(f" and the same {package}" for package in self.own_packages)
 
     @property
     def alters_updates(self) -> dict[str, str]:
@@ -213,12 +210,11 @@ class RunSettings:
 
         One client scores a shared model on a domain. If every client has a model of its own, all score theirs.
         """
-        counts = dict.fromkeys(self.protocol.test_domains(self.data), 1)
-        if self.method.personal:
-            for domain, count in self._clients_by_domain().items():
-                if domain in counts:
-                    counts[domain] = count
-        return counts
+        domains = self.protocol.test_domains(self.data)
+        if not self.method.personal:
+            return dict.fromkeys(domains, 1)
+        held = self._clients_by_domain()
+        return {domain: held.get(domain, 1) for domain in domains}
 
     @cached_property
     def validation_scorers(self) -> dict[str, int]:

@@ -140,6 +140,12 @@ class Method:
         keeps = type(self).aggregate_prototypes is Method.aggregate_prototypes
         if keeps != (mode == "none") and type(self).aggregate is Method.aggregate:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
+        if self.personal and self.trains and settings.unseen_domains:
+            raise ConfigError(
+                f"method={self.name} has a model for each client and none for {', '.join(settings.unseen_domains)}, where "
+                f"protocol={settings.choices['protocol']} has no client: choose a method with one model, such as fedavg, "
+                "or protocol=one_per_domain"
+            )
         if self.multi_view and settings.views.count < 1:
             raise ConfigError(
                 f"method={settings.choices['method']} compares views of an image, and views="

@@ -41,7 +41,7 @@ COVERED = {
     "privacy-max-epsilon, by the multipliers in the ledger": (
         *("privacy.noise_multiplier", "privacy.update_noise_multiplier", "privacy.clip", "privacy.update_clip"),
     ),
-    "privacy-scores": ("rounds.test",),
+    "privacy-scores": ("rounds.test", "protocol.validation"),
     "device, on which the owner's own comes first": ("train.device",),
     "model, of which the owner's own comes first": ("model.networks", "model.others"),
 }
@@ -49,7 +49,7 @@ COVERED = {
 
 HARMLESS = {
     "the border keeps each image on its side": (
-        *("data.train_fraction", "data.duplicates", "data.broken", "protocol.validation", "protocol.unseen"),
+        *("data.train_fraction", "data.duplicates", "data.broken", "protocol.unseen"),
     ),
     "which images of a class are drawn; labels and counts are no secret, and noise is by the count": (
         *(f"protocol.{key}" for key in ("alpha", "classes_each", "client_count", "counts", "domain", "fraction")),

@@ -37,9 +37,10 @@ from common.data.glyphs import Glyphs
 from common.data.image_folders import ImageFolders
 from common.data.office_caltech import OfficeCaltech
 from common.data.table import Table
-from common.errors import ConfigError, DataError, ImageSideError
+from common.errors import ConfigError, ContractError, DataError, ImageSideError
 from common.settings import load_settings
 from common.wire.messages import Registration
+from common.wire.payload import decode
 from strategies.core.codec import read_registrations
 
 WRONG_SIDE = REASONS[ImageSideError]
@@ -291,6 +292,17 @@ def test_a_device_may_score_nothing(tmp_path: Path) -> None:
     assert attacker.register(*NOISED, "data.train_fraction=0.3").ok, "no image is scored in either run"
     attacker.configuration["privacy-scores"] = "all"
     assert attacker.register(*NOISED).text == REASONS[ConfigError]
+
+
+def test_a_device_that_scores_nothing_scores_no_validation_samples(tmp_path: Path) -> None:
+    """The attack: without a budget, a server had the exact score of images that it took from the training samples."""
+    attacker = Attacker(write_folder(tmp_path / "clinic"), tmp_path / "state", domain="clinic", privacy_scores="none")
+    taking = "protocol.validation=0.5"
+    for reply in (attacker.register(taking), attacker.ask(taking, train=True, validate=True)):
+        assert (reply.ok, reply.text) == (False, REASONS[ContractError])
+    lying = attacker.ask(train=True, validate=True)
+    assert lying.ok, lying.text
+    assert decode(lying.tensors[0]).header["validation"]["count"] == 0, "without the setting there are no such samples"
 
 
 @pytest.mark.parametrize("method", ["fedbn", "per_fedavg method.adapt_steps=1"])

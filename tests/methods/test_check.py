@@ -55,6 +55,20 @@ def test_a_method_that_compares_views_needs_one(chosen: list[str]) -> None:
         load_settings([*chosen, "data=glyphs", "views=none"])
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [["method=fedbn"], ["method=fedpall"], ["method=single_set"], ["method=fedproto", "method.aggregate_models=false"]],
+)
+def test_a_model_for_each_client_has_no_score_where_there_is_none(chosen: list[str]) -> None:
+    """Such a run trained all its rounds, and its score was partial or, with every domain unseen, an error."""
+    left_out = ["data=glyphs", "protocol=leave_one_out", "protocol.leave_out=[sketch]"]
+    for unseen in (left_out, ["data=glyphs", "protocol=dirichlet", "protocol.domain=signs"]):
+        assert load_settings(["method=fedproto", *unseen])
+        with pytest.raises(ConfigError, match=rf"{chosen[0]} has a model for each client and none for .*sketch"):
+            load_settings([*chosen, *unseen])
+    assert load_settings([*chosen, "data=glyphs", "protocol=one_per_domain"])
+
+
 def test_only_a_method_with_a_smoothing_of_labels_refuses_a_second() -> None:
     """I2PFL has a setting of the same name, which smooths prototypes over the rounds."""
     assert load_settings(["method=i2pfl", "data=glyphs", "train.label_smoothing=0.1"])

@@ -68,7 +68,12 @@ class Attacker:
         return answer_question(self._question("register", chosen(*overrides)))
 
     def ask(
-        self, *overrides: str, train: bool = False, score: Sequence[str] = (), client: str = "clinic-0"
+        self,
+        *overrides: str,
+        train: bool = False,
+        score: Sequence[str] = (),
+        validate: bool = False,
+        client: str = "clinic-0",
     ) -> TrainerReply:
         """The device's reply to a request to train, or to score, the initial model of a run with these settings."""
         words = chosen(*overrides)
@@ -85,6 +90,7 @@ class Attacker:
             client_index=0,
             train=train,
             score=list(score),
+            validate=validate,
             code=settings.code,
         )
         blob = encode(Payload(initial_weights(settings, clients)))
