@@ -142,9 +142,9 @@ class Method:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
         if self.personal and self.trains and settings.unseen_domains:
             raise ConfigError(
-                f"method={self.name} has a model for each client and none for {', '.join(settings.unseen_domains)}, where "
-                f"protocol={settings.choices['protocol']} has no client: choose a method with one model, such as fedavg, "
-                "or protocol=one_per_domain"
+                f"method={self.name} has a model for each client and none for {', '.join(settings.unseen_domains)}, "
+                f"where protocol={settings.choices['protocol']} has no client: choose a method with one model, such as "
+                "fedavg, or protocol=one_per_domain"
             )
         if self.multi_view and settings.views.count < 1:
             raise ConfigError(
