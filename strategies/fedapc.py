@@ -13,7 +13,9 @@ from common.config import Natural, NonNegative, Positive, Search, checked
 from common.losses import prototype_contrast
 from common.models.base import Model
 from common.prototypes import PrototypeSet, class_means
+from common.settings import RunSettings
 from common.storage import GlobalState
+from common.text import warn_once
 from strategies.core.method import (
     Averaging,
     Batch,
@@ -28,6 +30,12 @@ from strategies.core.method import (
 )
 from strategies.core.readings import Point
 from strategies.parts.sent_prototypes import class_means_of
+
+NO_VIEWS = (
+    "nothing of data.augmentation is drawn at random, so that all views of an image are the image itself; the paper's "
+    "are data.augmentation.crop_padding=4 data.augmentation.flip=true data.augmentation.erasing=0.5"
+)
+"""What a run without augmentation does."""
 
 
 @checked
@@ -81,6 +89,16 @@ class FedAPC(Averaging):
     reading: Literal["prototypes", "raw_training", "views"] = "prototypes"
     prototype_views: Natural = 2
     prototype_weighting: Weighting = "uniform"
+
+    def check(self, settings: RunSettings) -> None:
+        """Warn where every augmented view of an image is the image itself, which the run computes nevertheless."""
+        super().check(settings)
+        if settings.data.augmentation.random:
+            return
+        if self.multi_view and settings.views.before_augmentation:
+            warn_once("method=fedapc method.reading=views: " + NO_VIEWS)
+        elif self.prototype_views and not self.multi_view:
+            warn_once(f"method=fedapc: {NO_VIEWS}; method.prototype_views=0 gives the same prototypes in less time")
 
     @property
     def prototypes_from(self) -> PrototypeMode:

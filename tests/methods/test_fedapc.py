@@ -9,6 +9,8 @@ from support.toy import Toy, toy_settings
 
 from common.data.batches import Augmentation
 from common.prototypes import class_means
+from common.settings import load_settings
+from common.text import warn_once
 from strategies.core.method import Trained
 
 PLAIN = Toy(augmentation=Augmentation(mean=(0.5,), std=(0.25,)))
@@ -35,3 +37,24 @@ def test_augmented_views_differ_from_the_image_and_among_themselves(tmp_path):
     first, second, third = (sent(tmp_path, views)[0].vectors for views in (0, 1, 2))
     assert not torch.allclose(first, second)
     assert not torch.allclose(second, third)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ([], "method.prototype_views=0 gives the same"),
+        (["method.reading=raw_training"], "method.prototype_views=0 gives the same"),
+        (["method.reading=views", "views=augmented"], "method.reading=views: nothing of data.augmentation is drawn"),
+        (["method.prototype_views=0"], ""),
+        (["method.reading=views", "views=randconv"], ""),
+        (["data.augmentation.flip=true"], ""),
+    ],
+)
+def test_views_that_are_all_the_same_are_said(chosen, said, caplog):
+    """Otherwise a run of the ablation would be called by the method's name, and take twice the passes."""
+    warn_once.cache_clear()
+    still = ["data.augmentation.crop_padding=0", "data.augmentation.flip=false", "data.augmentation.rotation=0"]
+    load_settings(["method=fedapc", "data=glyphs", *still, *chosen])
+    found = [record.message for record in caplog.records if "data.augmentation" in record.message]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
