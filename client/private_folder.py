@@ -79,8 +79,8 @@ class PrivateFolder:
             write_text(path, text, private=True)
         except OSError as error:
             raise DataError(
-                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or give the "
-                "node another state-dir"
+                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or stop the "
+                "node, move its whole state folder (with .privacy, what was spent), and name its new place in state-dir"
             ) from error
 
     @contextlib.contextmanager

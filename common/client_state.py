@@ -205,5 +205,5 @@ class ClientStore:
         except OSError as error:
             raise DataError(
                 f"the client's own state cannot be written to {self.path(version)}: {error.strerror}; "
-                "free space on that disk, or give the node another state-dir"
+                "free space on that disk, or move the whole state folder (with .privacy) and name it in state-dir"
             ) from error

@@ -27,6 +27,14 @@ connection() {
     "$superlink" "$certificates/operator/ca.crt" >"$FLWR_HOME/config.toml"
 }
 
+# Is this device to be enrolled? Not if it was dismissed and has no new key: the others are enrolled without it.
+may_take_part() {
+  record=$certificates/operator/nodes/$1
+  if [ ! -e "$record.dismissed-device" ] || [ -e "$record.pub" ]; then return 0; fi
+  say "$1 was dismissed, and is left out; for a new key see docs/deploy.md, Rotating certificates and keys"
+  return 1
+}
+
 # Run a program and wait for it; a signal to this shell goes on to the program and ends both.
 supervise() {
   "$@" &
@@ -74,8 +82,13 @@ serverapp)
 enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
   connection
   if [ $# -eq 0 ]; then
-    for pair in ${GOLDFINCH_CLIENTS:-}; do set -- "$@" --client "$pair"; done
-    for node in ${GOLDFINCH_MORE_NODES:-}; do set -- "$@" --node "$node"; done
+    for pair in ${GOLDFINCH_CLIENTS:-}; do
+      if may_take_part "${pair%%=*}"; then set -- "$@" --client "$pair"; fi
+    done
+    for node in ${GOLDFINCH_MORE_NODES:-}; do
+      if may_take_part "$node"; then set -- "$@" --node "$node"; fi
+    done
+    if [ $# -eq 0 ] && [ -n "${GOLDFINCH_CLIENTS:-}${GOLDFINCH_MORE_NODES:-}" ]; then exit 0; fi # all were dismissed
   fi
   exec goldfinch devices enrol "$certificates/operator" "$@"
   ;;

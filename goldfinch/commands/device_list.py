@@ -138,7 +138,7 @@ def list_devices(
         raise ConfigError(f"{enrolment.folder / 'nodes'} holds no devices; make keys: goldfinch devices certificates")
     days = enrolment.certificate_days
     if metrics is not None:
-        write_text(metrics, _metrics(listed, days, now))
+        write_text(metrics, _metrics(listed, days, now, asked=not problem))
     if problem:
         print(f"contact is not known: {problem}", file=sys.stderr)
     if as_json:
@@ -165,12 +165,18 @@ def _cells(device: ListedDevice) -> dict[str, str]:
     }
 
 
-def _metrics(listed: Sequence[ListedDevice], days: int | None, now: float) -> str:
-    """Return what a monitor reads of the devices that were not dismissed."""
+def _metrics(listed: Sequence[ListedDevice], days: int | None, now: float, *, asked: bool) -> str:
+    """Return what a monitor reads of the devices that were not dismissed; who is online if the SuperLink answered."""
+
+    def online(device: ListedDevice) -> float | None:
+        if not asked:
+            return None
+        return float(device.status == "online")
+
     lines = gauge("written_timestamp_seconds", "When this file was written.", {"": now})
     lines += gauge("certificate_days", "Days until the server's certificate ends.", {"": days})
     columns: list[tuple[str, str, Callable[[ListedDevice], float | None]]] = [
-        ("online", "1 if the device is online.", lambda device: device.status == "online"),
+        ("online", "1 if the device is online.", online),
         (
             "last_contact_timestamp_seconds",
             "When the device was last known online.",

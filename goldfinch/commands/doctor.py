@@ -203,7 +203,8 @@ def _server(server: str, authority: Path | None) -> list[Finding]:
 def _certificate(days: float) -> Finding:
     if days < WARNING_DAYS:
         remedy = (
-            "goldfinch devices certificates, where the authority is kept; then restart the proxy with the new server/"
+            "goldfinch devices certificates, where the authority is kept; the proxy loads the new server/ by itself; "
+            "then restart the SuperLink, which ends an active run (continue it by resume=true)"
         )
         return Finding("certificate", f"ends in {math.floor(days)} days", remedy, SOON)
     return Finding("certificate", f"valid for {math.floor(days)} days")
@@ -507,7 +508,10 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
 def _way_on_after(status: int, scheme: str) -> str:
     """Return what to do after an answer that is none of a SuperLink."""
     if status in GATEWAY_FAILURES:
-        return "the proxy answers, and the SuperLink behind it does not: start it, or read its log"
+        return (
+            "the proxy answers, and the SuperLink behind it does not, or with a certificate that has ended: start it, "
+            "restart it after a renewal, or read its log and the proxy's"
+        )
     if status == PLAIN_REFUSED and scheme == "http":
         return ASK_WITH_TLS
     return OTHER_SERVER

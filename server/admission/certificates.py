@@ -13,13 +13,16 @@ makes one folder per party; each gets its own folder and nothing of the others:
 - ``operator/``: ``ca.crt`` to know the server by, and ``nodes/<name>.pub``, the public keys to enrol.
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
-Private files have mode 0600. Files that are still good are kept, so the command can run at every
-start. A server certificate is renewed when it ends within 30 days or when other host names are given; without any, it
-keeps those that it has. Keys are kept.
+Private files have mode 0600; what root writes belongs to the owner of its folder. Files that are still good are kept,
+so the command can run at every start. A server certificate is renewed when it ends within 30 days or when other host
+names are given; without any, it keeps those that it has. Without the authority's key, one that is valid for the names
+given is kept to its end. Keys are kept.
 """
 
+import contextlib
 import datetime
 import ipaddress
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -133,12 +136,21 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
     for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
         _write(party / files.authority.name, files.authority.read_bytes(), private=False)
-    lines = [f"{text:28} {path}" for text, path in made]
-    alone = ""
+    return [*(f"{text:28} {path}" for text, path in made), _validity(files)]
+
+
+def _validity(files: Certificates) -> str:
+    """Return when the server's certificate ends, what it is for, and what is to be done about either."""
+    left, hosts = days_left(files.server), _present_hosts(files)
+    line = f"the server's certificate ends in {left} days and is for {listing(hosts)}"
     if len(hosts) == len(LOCAL_HOSTS):
-        alone = " alone: devices elsewhere need the name by which they reach it, --host NAME"
-    lines.append(f"the server's certificate ends in {days_left(files.server)} days and is for {listing(hosts)}{alone}")
-    return lines
+        line += " alone: devices elsewhere need the name by which they reach it, --host NAME"
+    if left < RENEWAL_DAYS and not files.authority_key.exists():
+        line += (
+            "; it cannot be renewed here: run goldfinch devices certificates where the authority is kept, copy server/ "
+            "from there, and restart the SuperLink"
+        )
+    return line
 
 
 def days_left(path: Path) -> int:
@@ -239,15 +251,18 @@ def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
     if not (files.server.exists() and files.server_key.exists()):
         return "new"
     certificate, authority = _certificate(files.server), _certificate(files.authority)
-    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-    if left < datetime.timedelta(days=RENEWAL_DAYS):
-        return f"ended or ends in {max(0, left.days)} days"
-    if set(_names(certificate)) != {_general_name(host) for host in hosts}:
-        return "other hosts"
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, InvalidSignature):
         return "another authority"
+    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    names, wanted = set(_names(certificate)), {_general_name(host) for host in hosts}
+    if not files.authority_key.exists() and left > datetime.timedelta() and names >= wanted:
+        return ""  # nothing better can be made here
+    if left < datetime.timedelta(days=RENEWAL_DAYS):
+        return f"ended or ends in {max(0, left.days)} days"
+    if names != wanted:
+        return "other hosts"
     return ""
 
 
@@ -298,5 +313,10 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
+    """Write a file. Root gives it to the owner of its folder, who could not read a key of root's."""
     write_bytes(path, content, private=private)
     path.chmod(0o600 if private else 0o644)
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        owner = path.parent.stat()
+        with contextlib.suppress(PermissionError):  # a container without this right, or a network file system
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -34,7 +34,7 @@ ENROL_SECONDS = 30.0
 """How long :meth:`Enrolment.enrol` does."""
 
 DISMISSED = ".dismissed-device"
-"""Ending of the file that a dismissed device leaves: its number, its client, and the date."""
+"""Ending of the file that a dismissed device leaves until it is enrolled again: its number, its client, the date."""
 
 CLIENT = re.compile(r".+-\d+")
 """A client's id: its domain and its number there."""
@@ -65,7 +65,8 @@ class Enrolment:
         Args:
             names: the devices.
             clients: the client that each of ``names`` may be, such as ``webcam-0``. Where it is empty or left out, the
-                device's name says it: ``webcam-1`` is that client, ``webcam`` the first of its domain.
+                device stays the client that it was, before it was dismissed, too. The name of a new one says it:
+                ``webcam-1`` is that client, ``webcam`` the first of its domain.
 
         Raises:
             ConfigError: there is no such key or client, or the key was enrolled for another.
@@ -142,8 +143,7 @@ class Enrolment:
         """The devices that were dismissed: client, and when, in seconds since 1970, by name."""
         devices = {}
         for path in sorted(self.folder.glob(f"nodes/*{DISMISSED}")):
-            _, _, rest = path.read_text().strip().partition(" ")
-            client, _, when = rest.rpartition(" ")  # a client's name may have spaces
+            client, when = _client_and_date(path)
             if client:
                 devices[path.name.removesuffix(DISMISSED)] = (client, datetime.fromisoformat(when).timestamp())
         return devices
@@ -197,7 +197,7 @@ class Enrolment:
             raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
-        write_text(number.with_name(name + DISMISSED), f"{kept[0]} {client} {when}\n")
+        write_text(self._dismissal(name), f"{kept[0]} {client} {when}\n")
         number.unlink()
         key = self.folder / "nodes" / f"{name}.pub"
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
@@ -205,19 +205,14 @@ class Enrolment:
 
     def _enrol(self, name: str, wanted: str) -> str:
         kept = self._kept(name)
-        client = wanted
-        if not client and len(kept) > 1:
-            client = kept[1]  # the SuperLink may have lost its store since
-        if not client:
-            client = name
-            if not CLIENT.fullmatch(name):
-                client = f"{name}-0"
+        client = wanted or self._earlier(name, kept)
         key = self.folder / "nodes" / f"{name}.pub"
         command = ["supernode", "register", str(key.absolute()), *self._target, "--name", client]
         output = self._call_until_reached(command, ENROL_SECONDS)
         answer = answer_in(output, NO_ANSWER)
         if answer.get("success"):
             write_text(self._number_file(name), f"{answer['node-id']} {client}\n")
+            self._dismissal(name).unlink(missing_ok=True)
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
             if not kept:
@@ -238,6 +233,18 @@ class Enrolment:
             return f"enrolled already for {enrolled}"
         raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or in_one_line(output)}")
 
+    def _earlier(self, name: str, kept: Sequence[str]) -> str:
+        """Return the client that a device was before, also one that was dismissed; of a new one, that of its name."""
+        if len(kept) > 1:
+            return kept[1]  # the SuperLink may have lost its store since
+        clients = [name]
+        if self._dismissal(name).exists():
+            clients.insert(0, _client_and_date(self._dismissal(name))[0])
+        for client in clients:
+            if CLIENT.fullmatch(client):
+                return client
+        return f"{name}-0"
+
     def _kept(self, name: str) -> list[str]:
         """Return a device's number and client as they were enrolled from this folder; empty if it was not."""
         try:
@@ -249,12 +256,15 @@ class Enrolment:
     def _check(self, name: str) -> None:
         if name in self.known:
             return
-        if (self.folder / "nodes" / (name + DISMISSED)).exists():
+        if self._dismissal(name).exists():
             raise ConfigError(
                 f"--node {name}: it is dismissed already; for a new key, delete its folder of nodes/, then: "
                 f"goldfinch devices certificates FOLDER --node {name}"
             )
         raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
+
+    def _dismissal(self, name: str) -> Path:
+        return self.folder / "nodes" / (name + DISMISSED)
 
     def _number_file(self, name: str) -> Path:
         return self.folder / "nodes" / f"{name}.number"
@@ -277,3 +287,10 @@ class Enrolment:
         check_connection(Path(self.environment["FLWR_HOME"]) / "config.toml", self.connection, NO_CONNECTION)
         result = ask_flower(arguments, self.environment, self.folder)
         return result.stdout + result.stderr
+
+
+def _client_and_date(path: Path) -> tuple[str, str]:
+    """Return what a dismissed device's file says besides its number; the client is empty if it says none."""
+    _, _, rest = path.read_text().strip().partition(" ")
+    client, _, when = rest.rpartition(" ")  # a client's name may have spaces
+    return client, when

@@ -26,7 +26,7 @@ README = """Goldfinch on the device @NAME@, which is the client @CLIENT@ of @SER
 
 1. Edit settings.env: the data folder, and the limits of memory and CPU.
 2. Have Goldfinch here: the image goldfinch:@VERSION@ (docker load), or a checkout at /opt/goldfinch with
-   make setup EXTRAS=device TORCH_INDEX=<index of PyTorch's CPU wheels>.
+   make setup EXTRAS=device TORCH_INDEX=<index of PyTorch's CPU wheels>; a limit of epsilon: EXTRAS=device,privacy.
 3. sudo ./start
 Its log: docker logs goldfinch, or journalctl -u goldfinch. Is it in contact: docker ps, or systemctl status goldfinch.
 Its numbers for a monitor: metrics.prom in its state folder /var/lib/goldfinch, or in the volume goldfinch-state.
@@ -43,7 +43,7 @@ GOLDFINCH_DATA=/srv/images
 OMP_NUM_THREADS=2
 GOLDFINCH_CPUS=2
 GOLDFINCH_MEMORY=3g
-# further keys of --node-config, such as methods="fpl" privacy-max-epsilon=8.0
+# further keys of --node-config, such as methods="fpl" privacy-max-epsilon=8.0; epsilon needs the extra privacy
 GOLDFINCH_NODE_CONFIG=
 """
 
@@ -115,7 +115,8 @@ if [ -d /run/systemd/system ]; then
   sed -e "s/^MemoryMax=.*/MemoryMax=$memory/" -e "s/^CPUQuota=.*/CPUQuota=$cpu/" "$here/goldfinch.service" \
     >/etc/systemd/system/goldfinch.service
   systemctl daemon-reload
-  exec systemctl enable --now goldfinch
+  systemctl enable goldfinch
+  exec systemctl restart goldfinch # also a running one, for changed settings
 fi
 echo "start: neither Docker nor systemd is here; it runs in the foreground" >&2
 install -d -o goldfinch /var/lib/goldfinch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -26,7 +27,7 @@ from client.node import NODE_KEYS, Node, answer_question
 from client.private_folder import SECRET
 from client.resident.messages import Question
 from common.accounting import composed, epsilon
-from common.client_state import ClientStore
+from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
@@ -437,3 +438,18 @@ def test_a_nodes_own_budget_is_its_devices(tmp_path: Path) -> None:
     assert (own.max_epsilon, own.max_releases, own.delta) == (8.0, 30, 1e-6)
     with pytest.raises(PrivacyError, match=r"--node-config privacy-max-epsilon=8 allows .*have: weights"):
         device.register()
+
+
+def test_a_full_disk_is_no_reason_for_an_empty_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new state folder the budget would be spent twice."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("client.private_folder.write_text", full)
+    monkeypatch.setattr("common.client_state.Series.write", full)
+    moved = r"No space left on device; free space on that disk, or .*move .*whole state folder \(with \.privacy"
+    with pytest.raises(DataError, match=moved):
+        Ledger(tmp_path / "ledger", None).keyed_hash("a text")
+    with pytest.raises(DataError, match=moved):
+        ClientStore(tmp_path / "client").save(Version(0, 1), {"a": torch.ones(1)})

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
 import ssl
 import stat
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from support.federation import ROOT
 from support.proxies import started_upstream
 
 from common.errors import ConfigError
@@ -217,6 +220,31 @@ def test_a_replaced_authority_replaces_the_server_certificate(tmp_path: Path) ->
     assert len({path.read_bytes() for path in copies}) == 1
 
 
+def test_the_authority_is_rotated_as_the_page_says(tmp_path: Path) -> None:
+    """Devices that trust both authorities reach the server before and after; enrolments and keys stay."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert "goldfinch devices certificates authority/new" in page
+    both, replaced = re.findall(r"`(cat authority/[^`]+|mv authority/[^`]+)`", page)
+    files = Certificates(tmp_path)
+    assert main(["devices", "certificates", str(tmp_path), "--host", "fl.example.org", "--node", "ward-a"]) == 0
+    number = files.operator / "nodes" / "ward-a.number"
+    number.write_text("7 ward-a-0\n")
+    kept = [number, files.node_key("ward-a"), files.node_public_key("ward-a"), files.superexec_secret]
+    before, old = [path.read_bytes() for path in kept], tmp_path / "old.crt"
+    shutil.copy(files.authority, old)
+    assert main(["devices", "certificates", str(tmp_path / "authority" / "new")]) == 0
+    subprocess.run(["sh", "-euc", both], cwd=tmp_path, check=True)
+    assert handshake(files, tmp_path / "ca.crt", "fl.example.org") == ""
+    subprocess.run(["sh", "-euc", replaced], cwd=tmp_path, check=True)
+    assert main(["devices", "certificates", str(tmp_path), "--node", "ward-a"]) == 0
+    copies = [tmp_path / party / "ca.crt" for party in ("server", "serverapp", "operator", "nodes/ward-a")]
+    assert len({path.read_bytes() for path in copies}) == 1
+    for trusted in (tmp_path / "ca.crt", *copies):
+        assert handshake(files, trusted, "fl.example.org") == ""
+    assert handshake(files, old, "fl.example.org") != ""
+    assert [path.read_bytes() for path in kept] == before
+
+
 def test_a_server_without_the_authority_makes_no_other_one(tmp_path: Path) -> None:
     made, server = Certificates(tmp_path / "made"), Certificates(tmp_path / "server")
     ensure(made.folder, ["fl.example.org"], ["webcam"])
@@ -228,6 +256,64 @@ def test_a_server_without_the_authority_makes_no_other_one(tmp_path: Path) -> No
     assert handshake(server, made.node("webcam") / "ca.crt", "fl.example.org") == ""
     with pytest.raises(ConfigError, match="run this where the authority is kept"):
         ensure(server.folder, ["fl.example.net"])
+
+
+def test_without_the_authority_s_key_a_valid_certificate_is_kept_to_its_end(tmp_path: Path) -> None:
+    """Its last month and names that are not asked for are no reason for a server not to start."""
+    files = Certificates(tmp_path)
+    ensure(tmp_path, ["fl.example.org", "10.0.0.5", "proxy"], days=20)
+    kept, key = files.server.read_bytes(), files.authority_key.read_bytes()
+    files.authority_key.unlink()
+    lines = ensure(tmp_path, ["proxy", "fl.example.org"])
+    assert files.server.read_bytes() == kept
+    assert "ends in 19 days and is for fl.example.org, 10.0.0.5, proxy, localhost, 127.0.0.1 and ::1;" in lines[-1]
+    assert "cannot be renewed here: run goldfinch devices certificates where the authority is kept" in lines[-1]
+    with pytest.raises(ConfigError, match="run this where the authority is kept"):
+        ensure(tmp_path, ["fl.example.net"])
+    files.authority_key.write_bytes(key)
+    certificates._make_server(files, list(certificates.LOCAL_HOSTS), -0.01)  # type: ignore[arg-type]
+    files.authority_key.unlink()
+    with pytest.raises(ConfigError, match="run this where the authority is kept"):
+        ensure(tmp_path, [])
+    files.authority_key.write_bytes(key)
+    assert "ended or ends in 0 days" in ensure(tmp_path, [])[1]
+    assert "cannot be renewed" not in ensure(tmp_path, [])[-1]
+
+
+def test_what_root_writes_belongs_to_the_owner_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperLink's user could not read a key that root has renewed."""
+    given: dict[Path, tuple[int, int]] = {}
+
+    def chown(path: Path, user: int, group: int, *, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        given[path.relative_to(tmp_path)] = (user, group)
+
+    monkeypatch.setattr(certificates.os, "chown", chown)
+    monkeypatch.setattr(certificates.os, "geteuid", lambda: 1000)
+    ensure(tmp_path, [], days=20)
+    assert not given
+    monkeypatch.setattr(certificates.os, "geteuid", lambda: 0)
+    owner = (tmp_path / "server").stat()
+    ensure(tmp_path, [])
+    renewed = {Path("server", name) for name in ("server.key", "server.pem", "ca.crt")}
+    assert renewed <= given.keys()
+    assert {given[path] for path in renewed} == {(owner.st_uid, owner.st_gid)}
+
+    def refuse(path: Path, user: int, group: int, *, follow_symlinks: bool) -> None:
+        raise PermissionError(path, user, group, follow_symlinks)
+
+    monkeypatch.setattr(certificates.os, "chown", refuse)
+    ensure(tmp_path, ["fl.example.org"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to others")
+def test_a_renewed_key_is_the_superlink_s_user_s(tmp_path: Path) -> None:
+    ensure(tmp_path, [], days=20)
+    for path in (tmp_path / "server", *(tmp_path / "server").iterdir()):
+        os.chown(path, 10001, 10002)
+    ensure(tmp_path, [])
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "server").iterdir()}
+    assert owners == {(10001, 10002)}
 
 
 def test_the_remedy_for_a_damaged_authority_keeps_its_key(tmp_path: Path) -> None:

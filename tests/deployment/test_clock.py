@@ -130,6 +130,8 @@ def test_each_failure_names_its_way_on_and_obeyed_it_ends(
     for status, words in ((412, "--ca FILE"), (502, "SuperLink behind it does not"), (404, "correct HOST:PORT")):
         monkeypatch.setattr(Answering, "status", status)
         assert words in said(server)
+    monkeypatch.setattr(Answering, "status", 502)
+    assert "or with a certificate that has ended: start it, restart it after a renewal" in said(server)
     monkeypatch.setattr(Answering, "status", 412)
     assert "neither a SuperLink nor its proxy" in said(secure_server, "--ca", authority)
     monkeypatch.setattr(Answering, "status", 200)

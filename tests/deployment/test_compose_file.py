@@ -151,6 +151,36 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     assert ran.stdout.strip() == f"devices enrol {tmp_path / 'operator'} {arguments}"
 
 
+def test_a_dismissed_device_keeps_no_other_from_being_enrolled(tmp_path: Path) -> None:
+    records = tmp_path / "operator" / "nodes"
+    records.mkdir(parents=True)
+    (tmp_path / "operator" / "ca.crt").touch()
+    (tmp_path / "goldfinch").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "goldfinch").chmod(0o755)
+    environment = {
+        "GOLDFINCH_CERTIFICATES": str(tmp_path),
+        "FLWR_HOME": str(tmp_path),
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "GOLDFINCH_CLIENTS": "signs=signs-0 sketch=sketch-0",
+        "GOLDFINCH_MORE_NODES": "ward-a ward-b",
+    }
+
+    def enrol() -> tuple[str, list[str]]:
+        command = [str(DOCKER / "entrypoint.sh"), "enrol"]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        left_out = re.findall(r"enrol: (\S+) was dismissed, and is left out", ran.stderr)
+        return ran.stdout.strip(), left_out
+
+    beginning = f"devices enrol {tmp_path / 'operator'}"
+    for name in ("signs", "ward-b"):
+        (records / f"{name}.dismissed-device").write_text(f"7 {name}-0 2026-01-01T00:00:00+00:00\n")
+    assert enrol() == (f"{beginning} --client sketch=sketch-0 --node ward-a", ["signs", "ward-b"])
+    (records / "ward-b.pub").write_text("its new key")
+    assert enrol() == (f"{beginning} --client sketch=sketch-0 --node ward-a --node ward-b", ["signs"])
+    environment |= {"GOLDFINCH_CLIENTS": "signs=signs-0", "GOLDFINCH_MORE_NODES": ""}
+    assert enrol() == ("", ["signs"]), "all others that have a key are not meant"
+
+
 @pytest.mark.parametrize(
     ("store", "code", "words"),
     [
@@ -248,6 +278,8 @@ def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
     chosen = runpy.run_path(str(DOCKER / "dependencies.py"))["dependencies"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert 'ARG EXTRAS="server"' in (DOCKER / "Dockerfile").read_text()
+    assert COMPOSE["x-image"]["build"]["args"]["EXTRAS"] == "${GOLDFINCH_EXTRAS:-server}"
+    assert "opacus" in chosen(project, ["server", "privacy"]), "the accountant of privacy-max-epsilon"
     names = chosen(project, ["server"])
     assert not {"finch-clust", "scikit-learn", "scipy", "matplotlib"} & set(chosen(project, ["device"]))
     assert {"flwr", "hydra-core", "psutil", "finch-clust", "scikit-learn"} <= set(names)

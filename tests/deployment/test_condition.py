@@ -184,6 +184,7 @@ def test_doctor_and_device_warn_before_the_certificate_ends(
         assert code == 3
         assert "SOON  certificate        ends in 19 days" in output
         assert "goldfinch devices certificates" in output
+        assert "the proxy loads the new server/ by itself; then restart the SuperLink" in output
     else:
         assert code == 0
         assert "ok  certificate        valid for 364 days" in output

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.faults import wait_until
@@ -15,12 +16,14 @@ from support.gauges import read_gauges
 from support.records import change_events, rewrite
 from support.toy import toy_settings
 
+from common.errors import EngineError
 from common.settings import load_settings
 from goldfinch.cli import main
 from goldfinch.commands.deployment import METRICS, LocalDeployment
 from goldfinch.commands.device_list import ListedDevice, _cells
 from goldfinch.record import RunRecord
 from goldfinch.results.contributions import Contribution, contributions
+from server.admission.enrolment import Enrolment
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
 
@@ -40,6 +43,21 @@ def test_its_help_explains_each_column_and_the_exit_status(capsys: pytest.Captur
     for column in _cells(ListedDevice("ward-a", "ward-a-0", "online")):
         assert re.search(rf"^  (.*, )?{column}(, .*)?  ", help_text, re.MULTILINE), column
     assert "exit status" in help_text
+
+
+def test_a_silent_superlink_does_not_make_devices_offline_for_a_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not known is left out; a device that the SuperLink answers not to know is not online."""
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    (tmp_path / "nodes" / "ward-a.number").write_text("7 ward-a-0\n")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    words = ["devices", "list", str(tmp_path), "--metrics", str(tmp_path / "server.prom")]
+    for answer, online in ((EngineError("no answer"), None), ({}, 0.0), ({"7": {"status": "online"}}, 1.0)):
+        monkeypatch.setattr(Enrolment, "nodes", mock.Mock(side_effect=[answer]))
+        assert main(words) == 0
+        assert read_gauges(tmp_path / "server.prom").get('device_online{device="ward-a"}') == online
 
 
 def test_each_reply_has_the_time_at_which_it_arrived(run: Path) -> None:

@@ -48,3 +48,17 @@ def test_a_device_stays_the_client_that_it_was_enrolled_for(
 
     enrolment.dismiss("ward-a")
     assert enrolment.dismissed["ward-a"][0] == client
+
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a new key\n")
+    link.names.clear()
+    assert enrolment.enrol() == {"ward-a": f"enrolled as 100, for {client}"}
+    assert enrolment.dismissed == {}
+    link.names.clear()
+    assert enrolment.restore(0.0) == {"ward-a": f"enrolled as 100, for {client}"}
+    enrolment.dismiss("ward-a")
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a third key\n")
+    (tmp_path / "nodes" / "ward-b.dismissed-device").write_text("7 b-0 damaged\n")  # another's record
+    assert enrolment.enrol(["ward-a"], ["cardiology-2"])["ward-a"].endswith("for cardiology-2")
+    assert not (tmp_path / "nodes" / "ward-a.dismissed-device").exists()
+    (tmp_path / "nodes" / "ward-b-3.pub").write_text("a key\n")
+    assert enrolment.enrol(["ward-b-3"])["ward-b-3"].endswith("for ward-b-3")

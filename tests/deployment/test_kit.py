@@ -129,6 +129,28 @@ def test_the_limits_that_a_device_s_owner_sets_reach_the_service(kit: Path, tmp_
     assert unit.replace("1500M", "3G").replace("50%", "200%") == (kit / "goldfinch.service").read_text()
 
 
+def test_a_second_start_of_the_service_applies_changed_settings(kit: Path, tmp_path: Path) -> None:
+    """``systemctl enable --now`` leaves a running service as it is."""
+    script = (kit / "start").read_text()
+    lines = script[script.index("  systemctl daemon-reload") : script.index('fi\necho "start: neither Docker')]
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    subprocess.run(["sh", "-euc", lines], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    assert (tmp_path / "called").read_text().splitlines() == [
+        "daemon-reload",
+        "enable goldfinch",
+        "restart goldfinch",
+    ]
+
+
+def test_the_page_leaves_time_to_edit_a_kit_s_settings() -> None:
+    """To unpack again would replace edited settings."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    started = re.findall(r"^.*sudo \S*start.*$", page, re.MULTILINE)
+    assert len(started) == 1
+    assert "tar" not in started[0].partition("start")[0]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_service_of_a_kit(kit: Path, tmp_path: Path) -> None:
     text = (kit / "goldfinch.service").read_text().replace("/opt/goldfinch/docker/entrypoint.sh", "/bin/true")
