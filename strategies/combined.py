@@ -29,8 +29,9 @@ class Combined(FedBN, FedDyn, FPL):
     """FPL's loss, FedDyn's correction and FedBN's local normalisation; each part can be switched off.
 
     With ``alpha=0 local_normalisation=false`` the method is FPL, and with ``contrast=consistency=0`` as well it is
-    FedAvg, bit for bit. ``contrast=consistency=0 local_normalisation=false`` is FedDyn. FedDyn's terms are those of
-    the exchanged parameters only: a layer that stays on its device has no average that its correction could serve.
+    FedAvg, bit for bit. ``contrast=consistency=0 local_normalisation=false`` is FedDyn. FedDyn's linear term and h are
+    those of the exchanged parameters only: a layer that stays on its device has no average that they could serve. Its
+    quadratic pull acts on local batch norm too, towards the client's own values before the training of the round.
 
     Payload: that of FPL, and FedDyn's scored mean; without batch norm if it is local. Client state: FedDyn's lambda,
     and batch norm if it is local. Server state: FedDyn's h.

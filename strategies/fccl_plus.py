@@ -133,7 +133,7 @@ class FCCLPlus(Averaging):
 
     Args:
         public: the public images, from any data set; every device must read the same ones. conf/ takes textures, which
-            are generated; the released code takes 5,120 images of CIFAR-100.
+            are generated; the released code takes 5,000 images of CIFAR-100.
         public_batch: images per public step, >= 2; divides ``public.samples`` (the released code: 256 on digits).
         public_learning_rate: learning rate of Adam, of which each batch has a new one, > 0.
         public_mode: batch norm in the public phase: ``train`` uses and moves to the statistics of the public images, as

@@ -43,11 +43,11 @@ class FedADG(Averaging):
     Args:
         adversarial_epochs: >= 0 (released: 7, after 5 epochs of cross-entropy).
         weight: share of the adversarial term in the network's loss, in [0, 1).
-        rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.007). The
-            network trains at the run's rate throughout.
+        rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.7). The network trains at
+            the run's rate throughout.
         smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
-        fidelity: the game: as above; ``released``, where G never trains; or ``released_pacs``, the code's for PACS. See
-            docs/methods.md. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
+        fidelity: the game alone: as above; ``released``, where G never trains; or ``released_pacs``, the code's for
+            PACS. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
             in both the discriminator wins within a round. ``released_pacs`` keeps the adversary level.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.

@@ -17,7 +17,7 @@ from strategies.core.readings import Point
 from strategies.feddyn import FedDyn
 
 PROBABILITY_FLOOR = 1e-7
-"""Probabilities are kept this far from 0 and 1 inside logarithms, as in the released code."""
+"""Probabilities are kept this far from 0 and 1 inside logarithms: ours, since no code was released."""
 
 
 @checked
@@ -60,11 +60,15 @@ class FedGCA(FedDyn):
                 "kl": "the text's Kullback-Leibler divergence",
             },
         ),
-        Point("alpha on Digits and PACS", "0.1 and 10 (or 0.1 on both: a sentence reads both ways)", ours="paper"),
-        Point("beta on Digits and PACS", "0.1 and 8 (or 10 and 8)", ours="paper"),
+        Point(
+            "alpha/beta",  # one sentence that reads both ways
+            "0.1/0.1 on Digits, 10/8 on PACS (or 0.1/10, 0.1/8)",
+            ours="0.1/0.1; the paper's if printed=true",
+        ),
         Point(
             "repetitions with the same parameters",
-            ours="two views that are drawn once; views.repeats=10 views.random_repeats=true is the other",
+            ours="one view besides the image, drawn once (views=randconv_two, the experiments': two); views.repeats=10 "
+            "views.random_repeats=true is the other",
         ),
         Point("initial weights on PACS", ours="random; model.pretrained_file=FILE for ImageNet's, as is probable"),
     )

@@ -60,7 +60,8 @@ class FedPall(SingleSet):
     ``swap_classifier`` is SingleSet. Paper, code, payload and privacy: docs/methods.md.
 
     Args:
-        fidelity: ``released``, the code that made the published numbers, or ``paper``, in all of :attr:`readings`.
+        fidelity: ``released``, the code that made the published numbers, or ``paper``: the adversarial term, the local
+            means, InfoNCE's denominator, share and mask. The paper's weights on Digits are options of their own.
         feature_mode: augmented batches with their own statistics (``train``, released), or plain in evaluation mode.
         protection: change of features before they are sent: none, Gaussian noise N(0, 1), mixture, mask, or both.
         mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.

@@ -41,7 +41,7 @@ class FedSR(Averaging):
         norm: weight of L2R, >= 0 (released for PACS: 0.01).
         divergence: weight of CMI, >= 0 (released for PACS: 0.001).
         fidelity: L2R is the mean squared length (``paper``) or the mean length (``released``); the latter made the
-            published numbers and its weight belongs to it, so it is the default.
+            published numbers and its weight belongs to it, so it is the default. No other reading follows it.
         weighting: how the server averages: ``uniform`` (the released code), or by ``samples``.
     """
 

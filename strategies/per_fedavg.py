@@ -21,8 +21,9 @@ class PerFedAvg(Method):
 
     A pair of batches makes a step: ``w' = w - a grad L(w; b1)``, then ``w <- w - b grad L(w'; b2)``. The inner step
     is plain SGD; the outer one is the run's optimiser. The last of an odd number of batches is skipped, as in the
-    released code; a client with one batch only splits it in two, where that code would never train. With
-    ``inner_rate=0`` it is SGD on every other batch.
+    released code; a client with one batch only splits it in two, where that code would never train. Batch norm needs
+    two samples, so an only batch of fewer than four is both of its pair. With ``inner_rate=0`` it is SGD on every other
+    batch.
 
     FedPall's table scores the averaged model as it is, the default. ``adapt_steps`` scores what the method is meant
     for: each client's model after this number of steps on its own training batches.
@@ -40,7 +41,7 @@ class PerFedAvg(Method):
     readings: ClassVar[tuple[Point, ...]] = (
         Point("steps before a score", 1, 1, setting="adapt_steps", tables={"fedpall": 0}),
         Point("last of an odd number of batches", released="skipped", ours="released"),
-        Point("a single batch", released="never trains", ours="is divided into its pair"),
+        Point("a single batch", released="never trains", ours="is halved; under four samples it is both halves"),
     )
 
     inner_rate: NonNegative | None = None

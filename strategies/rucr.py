@@ -34,7 +34,7 @@ from strategies.parts.server_nets import NetTraining, train_net
 HEAD = "head."
 SYNTHETIC = "synthetic/"
 PER_CLASS = 50
-"""Synthetic features of a class, as in the released code."""
+"""Synthetic features of a class, as in FedPall's run; the official code has 100."""
 MIX_LOW, MIX_HIGH = 0.2, 0.8
 """The share of G in a synthetic feature is drawn from (``MIX_LOW``, ``MIX_HIGH``], as in FedPall's run."""
 
@@ -67,6 +67,15 @@ class RUCR(Method):
             ours="all, fed back, as in FedPall's table",
         ),
         Point("share of a mixture", released="in (0.35, 0.95)", ours="in (0.2, 0.8], as in FedPall's table"),
+        Point(
+            "synthetic features",
+            released="100 of a class, in batches of 256",
+            ours=f"{PER_CLASS} of a class, in train.batch_size",
+        ),
+        Point("epochs of re-balancing", released=50, setting="rebalance_epochs"),
+        Point("rate of re-balancing", released=0.01, setting="rebalance_rate"),
+        Point("weight of the contrast", released=0.15, setting="contrast"),
+        Point("tau", released=0.9, setting="temperature"),
     )
 
     capturable: ClassVar[bool] = True  # where every class has data; else a mask chooses rows

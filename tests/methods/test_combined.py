@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.exchanges import local_exchange
 from support.nets import kept, shared_weights
 from support.runs import run
 from support.toy import toy_settings
@@ -50,6 +51,22 @@ def test_the_correction_is_kept_for_exchanged_parameters_only(tmp_path):
         assert corrected
         assert not corrected & names
         assert {f"model/{name}" for name in names} <= set(tensors)
+
+
+def test_the_pull_acts_on_kept_parameters_too(tmp_path):
+    """FedDyn's quadratic term holds local batch norm to its values before the training of the round."""
+    local = local_exchange(toy_settings("combined", tmp_path, hyper={**LOCAL, "alpha": 0.5}))
+    local.reference()
+    with torch.no_grad():
+        for parameter in local.model.parameters():
+            parameter += 0.25
+            parameter.grad = torch.zeros_like(parameter)
+    local.method.edit_gradients(local)
+    parameters = dict(local.model.named_parameters())
+    names = norm_state_names(local.model) & set(parameters)
+    assert names
+    for name in names:
+        torch.testing.assert_close(parameters[name].grad, torch.full_like(parameters[name], 0.125), msg=name)
 
 
 def test_without_the_correction_the_scored_model_is_the_average():

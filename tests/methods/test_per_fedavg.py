@@ -66,6 +66,15 @@ def test_a_single_batch_is_a_pair_of_halves(tmp_path):
     assert_same(local.model, wanted)
 
 
+def test_an_only_batch_of_fewer_than_four_samples_is_both_of_its_pair(tmp_path):
+    local = local_exchange(toy_settings("per_fedavg", tmp_path, overrides=("protocol.samples=3",), train=PLAIN))
+    (batch,) = local.batches("epoch", 1)
+    assert len(batch[1]) == 3
+    wanted = pairs_by_autograd(deepcopy(local.model), [(batch, batch)], RATE, RATE)
+    assert local.run().steps == 1
+    assert_same(local.model, wanted)
+
+
 def test_halves_of_a_batch_hold_all_views_of_their_samples(tmp_path):
     settings = toy_settings(
         "per_fedavg", tmp_path, overrides=("views=randconv",), train={**PLAIN, "batch_size": 32, "rounds": 1}

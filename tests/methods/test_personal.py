@@ -62,6 +62,15 @@ def test_without_its_terms_a_method_that_averages_no_models_is_single_set(method
     assert all(torch.equal(ours[client][name], t) for client in theirs for name, t in theirs[client].items())
 
 
+@pytest.mark.parametrize(("method", "scored"), [("fedpall", 2), ("single_set", 3)])
+def test_the_last_personal_models_are_scored_by_all_clients_but_in_fedpall(method, scored, tmp_path):
+    """FedPall scores in its second exchange, which only the participants of the round have."""
+    done = run(toy_settings(method, tmp_path, rounds={"participation": 0.5}, train={"rounds": 2}))
+    assert len(done.summary["accuracy"]) == scored
+    assert bool(done.summary["partial"]) == (scored < 3)
+    assert done.summary["scores"]["last_n"]["missing"]
+
+
 # ---- FedBN -----------------------------------------------------------------------------------------------------------
 
 

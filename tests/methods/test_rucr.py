@@ -28,7 +28,7 @@ from common.prototypes import PrototypeSet
 from common.storage import GlobalState
 from strategies.core.aggregation import average
 from strategies.core.method import Batch
-from strategies.rucr import RUCR
+from strategies.rucr import PER_CLASS, RUCR
 
 HELD = (((0, 3.0, 1), (2, 7.0, 2)), ((0, 5.0, 3),), ((0, 1.0, 4), (2, 2.0, 5)))
 
@@ -40,6 +40,20 @@ def exchange(tmp_path, labels=(0, 2, 3), counts=(30.0, 10.0, 10.0), rounds=2, **
     vectors = torch.rand(len(labels), size, generator=generator(0, "table")) / 10
     table = PrototypeSet(vectors, torch.tensor(labels), torch.tensor(counts))
     return local_exchange(settings, prototypes=table, round_number=2)
+
+
+def test_the_readings_have_what_the_official_command_sets():
+    official = {
+        "share of a mixture": "in (0.35, 0.95)",
+        "synthetic features": "100 of a class, in batches of 256",
+        "epochs of re-balancing": 50,
+        "rate of re-balancing": 0.01,
+        "weight of the contrast": 0.15,
+        "tau": 0.9,
+    }
+    readings = {reading.about: reading for reading in RUCR.readings}
+    assert official.items() <= {about: reading.released for about, reading in readings.items()}.items()
+    assert readings["synthetic features"].ours.startswith(f"{PER_CLASS} ")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.15])

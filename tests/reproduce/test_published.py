@@ -209,6 +209,65 @@ def test_rows_are_made_with_the_options_of_their_papers(name: str, label: str, o
     assert {option: getattr(method, option) for option in options} == options
 
 
+ABLATIONS = {"fpl_office_targets", "fpl_digits_targets"}
+"""Tables whose own row is the method without one of its parts."""
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLES) - ABLATIONS))
+def test_a_header_says_which_values_of_the_method_its_experiment_alone_does_not_set(name: str) -> None:
+    table = TABLES[name]
+    text = (CONF / "experiment" / f"{name}.yaml").read_text()
+    commands = " ".join(line for line in text.splitlines() if line.startswith("# goldfinch run"))
+    for row in table.rows:
+        if row.label != table.own or method_of(row) == "fedavg":
+            continue
+        experiment, whole = loaded(f"experiment={name}").method, loaded(f"experiment={name}", *row.overrides).method
+        alone = " ".join(text.replace("\n#", " ").split())
+        assert (f"not by experiment={name} alone" in alone) == (experiment != whole)
+        if experiment == whole:
+            continue
+        for override in row.overrides:
+            assert override in commands or override.startswith("method="), override
+
+
+READ_WITH = [
+    ("fedgca", "alpha/beta", ("alpha", "beta"), {"digits": "Digits", "pacs": "PACS"}),
+    (
+        "fedplcc",
+        "lambda_1/lambda_2",
+        ("contrast", "correction"),
+        {"digits": "Digit-5", "office_caltech": "Office-10", "domainnet": "DomainNet"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "about", "fields", "sets"), READ_WITH, ids=["fedgca", "fedplcc"])
+def test_readings_tell_the_values_of_a_plain_run_and_of_printed_true(
+    method: str, about: str, fields: tuple[str, str], sets: dict[str, str]
+) -> None:
+    def values(*more: str) -> str:
+        chosen = loaded(f"method={method}", *more).method
+        return "/".join(f"{getattr(chosen, field):g}" for field in fields)
+
+    readings = {reading.about: reading for reading in loaded(f"method={method}").method.readings}
+    printed = ", ".join(f"{values(f'data={data}', 'printed=true')} on {shown}" for data, shown in sets.items())
+    assert str(readings[about].paper).startswith(printed)
+    assert readings[about].ours == f"{values()}; the paper's if printed=true"
+
+
+def test_readings_of_views_and_epochs_are_those_of_a_plain_run() -> None:
+    def ours(method: str, about: str) -> str:
+        return next(reading.ours for reading in loaded(f"method={method}").method.readings if reading.about == about)
+
+    views = ours("fedgca", "repetitions with the same parameters")
+    assert loaded("method=fedgca").views.count == 1
+    assert views.startswith("one view besides the image")
+    assert loaded("experiment=fedgca_digits").views.count == 2
+    assert "views=randconv_two, the experiments': two" in views
+    plain, experiment = loaded("method=fedplcc").train.epochs, loaded("experiment=fedplcc_office").train.epochs
+    assert ours("fedplcc", "E = 10") == f"train.epochs={plain}; {experiment} in the experiments"
+
+
 def test_no_smaller_scale_changes_a_method_or_its_views() -> None:
     for table in TABLES.values():
         assert [each for each in table.small.overrides if each.startswith(("method", "views"))] == []
