@@ -506,7 +506,7 @@ def _certificates(
     ] = None,
     node: Nodes = None,
     days: Annotated[
-        int | None, option("--days", text="Days for which the server's certificate is valid.", metavar="N")
+        int | None, option("--days", text="Days for which a new certificate of the server is valid.", metavar="N")
     ] = None,
 ) -> None:
     """Make or renew certificates and devices' keys.

@@ -27,6 +27,9 @@ from server.run.prototype_log import Page, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
 
+PATHS = ("root", "pretrained", "pretrained_file", "weights")
+"""Settings with paths of the machine that trained, which a trained network does not need."""
+
 
 class RunModel:
     """The checkpoint, the model and the data of a run.
@@ -43,8 +46,9 @@ class RunModel:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The run's settings as objects."""
-        return settings_of({**self.record.trusted_config, "output": str(self.folder)})
+        """The run's settings as objects, without files that training started from: the weights replace those anyway."""
+        config = self.record.trusted_config
+        return settings_of({**config, "model": _without_start(config.get("model")), "output": str(self.folder)})
 
     @property
     def method(self) -> Method:
@@ -194,14 +198,7 @@ class RunModel:
 
     def sample(self, domain: str, count: int) -> Split:
         """Return at most ``count`` test images of a domain, classes in turn; every call returns the same."""
-        split = self.test_split(domain)
-        order = torch.randperm(len(split), generator=generator(0, "figure", domain))
-        labels = split.labels[order]
-        turn = torch.zeros(len(order), dtype=torch.int64)
-        for label in labels.unique():
-            members = (labels == label).nonzero().squeeze(1)
-            turn[members] = torch.arange(len(members))
-        return split.subset(order[torch.argsort(turn, stable=True)][:count])
+        return in_turn(self.test_split(domain), count, domain)
 
     def features(self, model: Model, split: Split) -> tuple[Tensor, Tensor]:
         """Return features ``[N, D]`` and logits ``[N, K]`` of a split's images, prepared as for testing."""
@@ -213,6 +210,40 @@ class RunModel:
                 features.append(outputs[0])
                 logits.append(outputs[1])
         return torch.cat(features), torch.cat(logits)
+
+
+def in_turn(split: Split, count: int, name: str) -> Split:
+    """Return at most ``count`` images of a split, classes in turn; for a name, every call returns the same."""
+    order = torch.randperm(len(split), generator=generator(0, "figure", name))
+    labels = split.labels[order]
+    turn = torch.zeros(len(order), dtype=torch.int64)
+    for label in labels.unique():
+        members = (labels == label).nonzero().squeeze(1)
+        turn[members] = torch.arange(len(members))
+    return split.subset(order[torch.argsort(turn, stable=True)][:count])
+
+
+def without_paths(node: Any) -> Any:
+    """Return a node of the configuration with ``None`` for paths of folders and files."""
+    if not isinstance(node, Mapping):
+        return node
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in PATHS:
+            values[key] = None
+        else:
+            values[key] = without_paths(value)
+    return values
+
+
+def _without_start(node: Any) -> Any:
+    """Return a network's configuration without the files that it starts from; one's own network may need the others."""
+    if isinstance(node, Mapping) and not str(node.get("_target_")).startswith("common."):
+        values = dict(node)
+        if "pretrained" in values:
+            values["pretrained"] = None
+        return values
+    return without_paths(node)
 
 
 def _selected(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

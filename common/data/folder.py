@@ -194,8 +194,17 @@ class Folder(OwnImages):
             return found
         remedy = f"{_domains_near(domain, root)}. {self.layout()}"
         if root.name == domain or self._is_a_domain(root):
-            remedy = f"{root} is the folder of one domain: give the folder above it, {root.parent}"
+            remedy = f"{root} is the folder of one domain: {self._as_one(root, domain)}"
         raise DataError(f"folder: domain {domain!r} is not in {root}; {remedy}")
+
+    def _as_one(self, root: Path, domain: str) -> str:
+        """Return what reads a folder that holds the images of one domain."""
+        if root.name in self.domains:
+            return f"give the folder above it, {root.parent}"
+        settings = [written_override("data.path", self._pattern(root))]
+        if len(self.domains) > 1:
+            settings.append(written_override("data.domains", [domain]))
+        return f"{shell_line(settings)} reads it as {domain!r} alone"
 
     def own_directory(self, domain: str) -> Path:
         """Return the domain's directory on a device, where the root may be the domain's own.

@@ -16,6 +16,7 @@ from common.data.layouts import below, directories, found_in, moved_up, near_fol
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
 from common.overrides import written_override
+from common.text import shell_line
 
 SEPARATED = re.compile(r"\.\w+\s*([;,])\s*\d+$")
 """A line of a list in which a semicolon or a comma is between file and label."""
@@ -124,9 +125,11 @@ class ImageFolders(DataSource):
     def _other_place(self, root: Path, domain: str) -> str:
         """Return what to do if the domain is not under the root."""
         if self._holds_classes(root):
-            return (
-                f"{root} holds class folders and is the folder of one domain: give the folder above it, {root.parent}"
-            )
+            advice = f"give the folder above it, {root.parent}"
+            if not any(self._is_domain(root.name, name) for name in self.domains):
+                link = shell_line(["ln", "-s", root, root.parent / domain])
+                advice = f"if it is {domain!r}, {link} and give the folder above it, {root.parent}"
+            return f"{root} holds class folders and is the folder of one domain: {advice}"
         for place in below(root):
             found = [subdirectory(place, self._names(name)) for name in self.domains]
             if all(path is not None and self._holds_classes(path) for path in found):

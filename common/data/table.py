@@ -29,6 +29,9 @@ _VERSION = 2  # raise when decoding changes
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""
 
+MAX_OFF = 0.1
+"""How far whole groups may take the share of train images from ``train_fraction`` without a warning."""
+
 
 @checked
 class Table(OwnImages):
@@ -48,8 +51,8 @@ class Table(OwnImages):
         domain: column of the domains; likewise, or ``none``.
         split: column of the splits; likewise, or ``none``. ``COLUMN:CELL`` scores the rows with that cell.
         group: column of what an image belongs to, such as its patient; empty: there is none. All images of a group
-            are in one split: without a column of splits, whole groups are train (:func:`leading_groups`).
-            ``privacy.unit=group`` protects all images of a group together.
+            are in one split: without a column of splits, whole groups are train, to about ``train_fraction`` of the
+            images (:func:`leading_groups`). ``privacy.unit=group`` protects all images of a group together.
     """
 
     name: ClassVar[str] = "table"
@@ -260,8 +263,30 @@ class Table(OwnImages):
         if table.columns.group:
             if len(every) == 1:
                 train, test = leading_groups(sorted([*train, *test]), groups, self.train_fraction)
+                self._warn_of_groups(table, domain, train, test)
             _check_groups(table, groups, train, test)
         return ListedImages(table, places, train, test, groups)
+
+    def _warn_of_groups(self, table: OpenTable, domain: str, train: Files, test: Files) -> None:
+        """Log what whole groups make of a domain's split: a share far from ``train_fraction``, or a class on one side.
+
+        A class of one image is on one side in any case.
+        """
+        found: list[str] = []
+        share = len(train) / len([*train, *test])
+        if train and test and abs(share - self.train_fraction) > MAX_OFF:
+            found.append(f"{share:.0%} of the images are train, and data.train_fraction={self.train_fraction:g}")
+        images = Counter(label for _, label in {*train, *test})
+        for part, files in (("train", train), ("test", test)):
+            missing = sorted(set(images) - {label for _, label in files})
+            if names := [self.class_names[label] for label in missing if files and images[label] > 1]:
+                found.append(f"no {part} image is of {some_of(names, 5)}")
+        if found:
+            warn_once(
+                f"table: {table.name}: groups of {table.columns.group!r} stay whole, so of {domain} "
+                f"{'; '.join(found)}. To divide them yourself, add a column with train or test in each row, the same "
+                "in all rows of a group, and choose it by data.split=COLUMN"
+            )
 
     def _read_parts(self, domain: str, images: "ListedImages") -> Domain:
         """Return the domain of the images of its train and its test split."""
@@ -487,18 +512,32 @@ def _at(table: Path, root: Path) -> str:
 
 
 def leading_groups(files: Files, groups: Mapping[Path, str], fraction: float) -> tuple[Files, Files]:
-    """Return train and test of whole groups: the first ones by name, until ``fraction`` of the images is train.
+    """Return train and test of whole groups, in order of their names, with about ``fraction`` of the images in train.
 
-    The last group is always test, and the first one train.
+    A group is train if that brings the share of train images nearer to ``fraction`` than leaving it out. If this
+    leaves one side without a group, it gets the one that keeps the share nearest: the last of several for test, the
+    first for train. A single group is train.
     """
     by_group: dict[str, Files] = {}
     for item in files:
         by_group.setdefault(groups[item[0]], []).append(item)
+    names, wanted = sorted(by_group), fraction * len(files)
+    chosen: list[str] = []
+    count = 0
+    for name in names:
+        size = len(by_group[name])
+        if abs(count + size - wanted) < abs(count - wanted):
+            chosen.append(name)
+            count += size
+    if not chosen:
+        chosen = [min(names, key=lambda name: abs(len(by_group[name]) - wanted))]
+    elif len(chosen) == len(names) > 1:
+        rest = len(files) - wanted
+        chosen.remove(min(reversed(names), key=lambda name: abs(len(by_group[name]) - rest)))
     train: Files = []
     test: Files = []
-    for number, name in enumerate(sorted(by_group)):
-        fits = len(train) + len(by_group[name]) <= fraction * len(files)
-        if number == 0 or (fits and not test and number < len(by_group) - 1):
+    for name in names:
+        if name in chosen:
             train += by_group[name]
         else:
             test += by_group[name]

@@ -2,12 +2,12 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps, ImageSequence
 from PIL.TiffImagePlugin import TiffImageFile
 
 from common.errors import DataError
@@ -42,14 +42,9 @@ BLOCK_ROWS = 256
 MAX_PAGES = 64
 """Pages of a TIFF that are looked into for one that is not of a single colour."""
 
-ON_WHITE = (
-    "import sys; from PIL import Image; [Image.alpha_composite(Image.new('RGBA', i.size, 'white'), i).convert('RGB')"
-    ".save(f) for f in sys.argv[1:] for i in [Image.open(f).convert('RGBA')]]"
-)
-FINITE = (
-    "import sys, numpy; from PIL import Image; [Image.fromarray(numpy.nan_to_num(numpy.asarray(Image.open(f)),"
-    " posinf=0, neginf=0)).save(f) for f in sys.argv[1:]]"
-)
+PROGRAM = "import sys; from common.data.value_ranges import {0}; {0}(sys.argv[1:])"
+ON_WHITE = PROGRAM.format("lay_on_white")
+FINITE = PROGRAM.format("make_finite")
 """Programs that write files again: on white, and with 0 in place of what is not finite."""
 
 
@@ -341,6 +336,43 @@ def on_files(program: str, names: Sequence[str]) -> str:
         return "write the files again"
     found = ["find", folder, "-name", f"*{Path(names[0]).suffix}", "-exec"]
     return shell_line([*found, "python", "-c", program, "{}", "+"])
+
+
+def lay_on_white(paths: Sequence[str]) -> None:
+    """Write image files again with white behind what is transparent; others stay as they are."""
+    for path in paths:
+        _write_again(path, _on_white)
+
+
+def _on_white(page: Image.Image) -> Image.Image:
+    if page.mode not in ALPHA_MODES and "transparency" not in page.info:
+        return page
+    drawn = page.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", page.size, "white"), drawn).convert("RGB")
+
+
+def make_finite(paths: Sequence[str]) -> None:
+    """Write image files again with 0 in place of what is not finite; others stay as they are."""
+    for path in paths:
+        _write_again(path, _finite)
+
+
+def _finite(page: Image.Image) -> Image.Image:
+    values = np.asarray(page)
+    if np.isfinite(values).all():
+        return page
+    return Image.fromarray(np.nan_to_num(values, posinf=0, neginf=0))
+
+
+def _write_again(path: str, change: Callable[[Image.Image], Image.Image]) -> None:
+    """Write the pages of an image file again, upright, if one of them changes."""
+    before: list[Image.Image] = []
+    with Image.open(path) as image:
+        for page in ImageSequence.Iterator(image):
+            before.append(ImageOps.exif_transpose(page))
+    after = [change(page) for page in before]
+    if any(new is not old for new, old in zip(after, before, strict=True)):
+        after[0].save(path, image.format, save_all=len(after) > 1, append_images=after[1:])
 
 
 def _remedy(shown: Sequence[Remark], value_range: Sequence[float], span: int) -> str:

@@ -24,19 +24,16 @@ from common.text import shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
-from goldfinch.run_model import RunModel
+from goldfinch.run_model import RunModel, in_turn, without_paths
 from strategies.core.method import Method
 
 SAMPLES = 256
-"""Test images of each domain on which files are compared with the run's own net."""
+"""Images of each domain, or of each client's validation, on which files are compared with the run's own net."""
 
 RULE = "accuracy in % on each domain's test split"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
 SHARED = "shared"
 """In place of a client: the part that all clients share. No client has this name."""
-
-PATHS = ("root", "pretrained", "pretrained_file", "weights")
-"""Settings with paths of this machine, which are not exported."""
 
 
 def export(
@@ -84,12 +81,7 @@ def export(
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
     content = replace(content, description=description)
     description, differences = write_export(to, content, wanted, overwrite=overwrite, opset=opset)
-    kind = "the model of all clients"
-    if not description.complete:
-        kind = "the part that clients share"
-    elif description.client:
-        kind = f"the own model of {description.client}"
-    print(f"{to}: {kind}, {description.method}, {description.chosen}")
+    print(f"{to}: {_kind(content)}, {description.method}, {description.chosen}")
     for name, entry in description.files.items():
         comparison = "a part of the net"
         if differences:
@@ -106,6 +98,17 @@ def export(
     return description
 
 
+def _kind(content: Content) -> str:
+    """Return what is exported, in words."""
+    if content.description.client:
+        return f"the own model of {content.description.client}"
+    if content.description.complete:
+        return "the model of all clients"
+    if content.weights:
+        return "the part that clients share"
+    return "what clients share, which is no weight of the net"
+
+
 def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
     record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
     model, weights = run.shared_model(None if client == SHARED else client)
@@ -119,8 +122,8 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
     description = Description(
         architecture={
-            "model": _without_paths(_network_of(record.config["model"], settings.model, client)),
-            "method": _without_paths(record.config["method"]),
+            "model": without_paths(_network_of(record.config["model"], settings.model, client)),
+            "method": without_paths(record.config["method"]),
             "clients": len(run.clients),
             "seed": record.facts.seed,
         },
@@ -243,8 +246,9 @@ def _images(
 ) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
-    The images are those of ``data``, or else the run's validation samples, or else its test images. Without any, as on
-    a SuperLink or a device, the images are noise, and the text is empty.
+    The images are those of ``data``, or else the run's validation samples, or else its test images: of each at most
+    :data:`SAMPLES`, classes in turn. Without any, as on a SuperLink or a device, the images are noise, and the text is
+    empty.
     """
     splits: dict[str, Split] = {}
     kind = "test images"
@@ -259,11 +263,11 @@ def _images(
                     splits[client.id] = run.validation_split(client)
     elif run is not None:
         with contextlib.suppress(DataError, OSError):
-            splits = {name: run.sample(name, SAMPLES) for name in domains}
+            splits = {name: run.test_split(name) for name in domains}
     if not splits:
         shape = (64, 3, description.image_size, description.image_size)
         return torch.randint(256, shape, generator=generator(0, "noise"), dtype=torch.uint8), ""
-    images = torch.cat([split.images[:SAMPLES] for split in splits.values()])
+    images = torch.cat([in_turn(split, SAMPLES, name).images for name, split in splits.items()])
     return images, f"{len(images)} {kind} of {', '.join(splits)}"
 
 
@@ -311,16 +315,3 @@ def _score(record: RunRecord, number: int, client: str | None) -> Mapping[str, A
 
 def _accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return domain_accuracy([(row["domain"], int(row["correct"]), int(row["count"])) for row in rows])
-
-
-def _without_paths(node: Any) -> Any:
-    """Return a node of the configuration with ``None`` for paths of folders and files."""
-    if not isinstance(node, Mapping):
-        return node
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in PATHS:
-            values[key] = None
-        else:
-            values[key] = _without_paths(value)
-    return values

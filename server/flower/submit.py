@@ -352,14 +352,23 @@ def remote_configuration(settings: RunSettings) -> dict[str, Any]:
 
     Paths are absolute, because those processes have other working folders.
     """
-    raw = {**settings.raw, "output": str(settings.output_folder)}
-    model = dict(raw["model"])
-    for name in ("pretrained", "weights"):
-        path = getattr(settings.model, name, None)
-        if path:
-            model[name] = str(path.expanduser().absolute())
-    raw["model"] = model
-    return raw
+    model = _with_absolute_paths(settings.raw["model"], settings.model)
+    return {**settings.raw, "output": str(settings.output_folder), "model": model}
+
+
+def _with_absolute_paths(node: Any, value: Any) -> Any:
+    """Return the configuration of a value with an absolute path wherever the value, or a part of it, is a path."""
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    if not isinstance(node, Mapping):
+        return node
+    values: dict[str, Any] = {}
+    for key, inner in node.items():
+        if isinstance(value, Mapping):
+            values[key] = _with_absolute_paths(inner, value.get(key))
+        else:
+            values[key] = _with_absolute_paths(inner, getattr(value, key, None))
+    return values
 
 
 def write_bundle(folder: Path, client_app: str = CLIENT_APP) -> Path:

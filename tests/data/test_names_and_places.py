@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 from data_makers import levels, write_classes, write_image
 
+from common.composition import compose_config
+from common.config import build
 from common.data.domain import DataSource
 from common.data.folder import Folder
 from common.data.image_folders import ImageFolders
@@ -132,3 +136,38 @@ def test_a_root_of_splits_is_one_domain(tmp_path: Path, caplog: pytest.LogCaptur
     assert (len(domain.train), levels(domain.test)) == (8, [50, 51, 52, 53])
     assert domain.test.labels.tolist() == [0, 0, 2, 2]
     assert "there are no test images, so the 4 validation images are scored" in caplog.text
+
+
+# ---- what a folder of one domain is advised --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domains", [("ward-a",), ("ward-a", "ward-b")], ids=["one", "two"])
+@pytest.mark.parametrize("parts", [("",), ("train", "test")], ids=["no splits", "splits"])
+def test_a_folder_of_another_name_is_read_as_one_domain_by_what_is_advised(
+    domains: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    for number, part in enumerate(parts):
+        write_classes(tmp_path / "images" / part, {"benign": 5, "malignant": 5}, start=20 * number)
+    words = ["data=folder", f"data.root={tmp_path / 'images'}", f"data.domains=[{','.join(domains)}]"]
+    words.append("data.classes=[benign,malignant]")
+    with pytest.raises(DataError, match="is the folder of one domain") as caught:
+        folder_of(words).load("ward-a")
+    advised = shlex.split(str(caught.value).partition("one domain: ")[2].partition(" reads it")[0])
+    assert len(advised) == len(domains)
+    found = folder_of([*words, *advised])
+    assert found.domains == ("ward-a",)
+    assert len(found.load("ward-a").whole) == 10 * len(parts)
+
+
+def folder_of(words: list[str]) -> Folder:
+    return build(compose_config(words)["data"], "data")
+
+
+def test_a_published_domain_in_a_folder_of_another_name_is_read_by_what_is_advised(tmp_path: Path) -> None:
+    root = published(tmp_path, OfficeCaltech, "images")
+    with pytest.raises(DataError, match="is the folder of one domain: if it is 'dslr'") as caught:
+        OfficeCaltech(domains=("dslr",), image_size=8, root=str(root)).load("dslr")
+    command = str(caught.value).partition("if it is 'dslr', ")[2].partition(" and give")[0]
+    subprocess.run(shlex.split(command), check=True)
+    found = OfficeCaltech(domains=("dslr",), image_size=8, root=str(tmp_path)).load("dslr")
+    assert len(found.whole) == 30

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
-from remedies import Case, Image, by_hand, check, digest, follow
+from PIL import ImageOps, ImageSequence
+from remedies import Case, Image, attempt, by_hand, check, digest, follow, obey, remedies
 
+from common.data.value_ranges import ON_WHITE, on_files
 from common.models.residual import ResidualBackbone
 
 datasets.disable_progress_bars()
@@ -367,6 +369,60 @@ def _fill(case: Case, found: re.Match[str]) -> None:
 def _rename(case: Case, found: re.Match[str]) -> None:
     path = Path(found[1])
     path.write_text(path.read_text().replace("x,x", "x,z", 1))
+
+
+def two_pages(root: Path, spoilt_page: int, orientation: int = 1) -> Case:
+    """TIFFs of two pages, of which one has values that are not finite, and of a single one that has; and a good one."""
+    case = folder(root, make=numbers(0, 255, np.float32), suffix=".tif")
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    for number, path in enumerate(sorted(root.rglob("*.tif"))[:-1]):
+        made = [numbers(0, 255, np.float32)(number + page)[:20] for page in (100, 200)]
+        made[spoilt_page].reshape(-1)[:9] = [np.nan, np.inf, -np.inf] * 3
+        chosen = [Pillow.fromarray(values) for values in made]
+        if not number:
+            chosen = [chosen[spoilt_page]]
+        chosen[0].save(path, save_all=True, append_images=chosen[1:], exif=exif)
+    return Case(root, case.settings)
+
+
+def frames(path: Path) -> list[np.ndarray]:
+    with Pillow.open(path) as image:
+        return [np.asarray(ImageOps.exif_transpose(page)) for page in ImageSequence.Iterator(image)]
+
+
+@pytest.mark.parametrize("orientation", [1, 6], ids=["upright", "turned"])
+@pytest.mark.parametrize("spoilt_page", [0, 1])
+def test_finite_values_are_written_on_every_page(spoilt_page: int, orientation: int, tmp_path: Path) -> None:
+    case = two_pages(tmp_path / "data", spoilt_page, orientation)
+    case.settings.append(f"data.page={spoilt_page + 1}")
+    files = sorted(case.root.rglob("*.tif"))
+    if spoilt_page:
+        for path in (files.pop(0), files.pop()):  # of one page
+            path.unlink()
+    before, untouched = {path: frames(path) for path in files}, files[-1].read_bytes()
+    for _ in SITES:
+        error = attempt(case.settings).error
+        assert "not finite" in error
+        obey(case, next(steps for steps in remedies(error) if steps[0].startswith("find")))
+    for path in files:
+        for old, new in zip(before[path], frames(path), strict=True):
+            assert np.array_equal(new, np.nan_to_num(old, posinf=0, neginf=0))
+    assert (files[-1].read_bytes() == untouched) is (spoilt_page == 0), "a file without a fault stays as it is"
+    assert not attempt(case.settings).error
+
+
+def test_transparent_pages_are_laid_on_white_each(tmp_path: Path) -> None:
+    drawn = [np.zeros((8, 8, 4), np.uint8) for _ in range(2)]
+    drawn[0][:4, :, 3] = drawn[1][4:, :, 3] = 255
+    pages_of = [Pillow.fromarray(values) for values in drawn]
+    pages_of[0].save(tmp_path / "a.tif", save_all=True, append_images=pages_of[1:])
+    pages_of[1].save(tmp_path / "b.img", "PNG")
+    for name in ("a.tif", "b.img"):
+        obey(Case(tmp_path, []), [on_files(ON_WHITE, [str(tmp_path / name)])])
+    found = [*frames(tmp_path / "a.tif"), *frames(tmp_path / "b.img")]
+    for values, new in zip([*drawn, drawn[1]], found, strict=True):
+        assert np.array_equal(new, np.repeat(255 - values[..., 3:], 3, 2))
 
 
 QUICK = list(CASES)[::3]

@@ -28,7 +28,7 @@ from table_makers import (
 )
 
 from common.data import domain as domain_module
-from common.data.table import Table
+from common.data.table import Table, leading_groups
 from common.errors import ConfigError, DataError
 from common.settings import load_settings
 from common.text import warn_once
@@ -530,3 +530,64 @@ def test_a_users_file_of_the_librarys_name_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=rf"mv {tmp_path}/datasets.py {tmp_path}/my_datasets.py"):
         Table(path="made-up/other")
+
+
+# ---- whole groups ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "train", "test"),
+    [
+        ([2, 90, 8], 92, 8),
+        ([10, 10, 300, 10, 10], 320, 20),
+        ([10, 10, 10, 300], 320, 10),
+        ([300, 10, 10], 300, 20),
+        ([3, 3, 3, 3], 9, 3),
+        ([5, 5], 5, 5),
+        ([7], 7, 0),
+    ],
+)
+def test_whole_groups_are_train_as_near_to_the_fraction_as_they_can_be(sizes: list[int], train: int, test: int) -> None:
+    groups = {Path(f"{number}-{index}"): f"{number}" for number, size in enumerate(sizes) for index in range(size)}
+    parts = leading_groups([(path, 0) for path in groups], groups, 0.8)
+    assert [len(part) for part in parts] == [train, test]
+
+
+def listed_patients(place: Path, labels: Sequence[str]) -> Path:
+    """A list with a row for each letter of each patient's images: c a cat, d a dog."""
+    lines = ["path,label,patient,part"]
+    for patient, images in enumerate(labels):
+        for letter in images:
+            part = ("train", "test")[patient % 2]
+            lines.append(
+                f"pictures/{len(lines) - 1}.png,{dict(zip('cd', CLASSES, strict=True))[letter]},p{patient},{part}"
+            )
+    return write_list(place, "\n".join(lines) + "\n", images=len(lines) - 1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["cd", "cdcdcdcdcdcdcdcdcd", "cd"], ["91% of the images are train, and data.train_fraction=0.8"]),
+        (["cdcdcdcd", "cc"], ["no test image is of dog"]),
+        (["cccccccc", "dd"], ["no train image is of dog", "no test image is of cat"]),
+        (["cdcdcdcd", "cd"], []),
+        (["ccccccccd", "cc"], []),
+    ],
+    ids=["share", "no test", "neither", "both", "a class of one image"],
+)
+def test_what_whole_groups_make_of_a_split_is_said(
+    labels: list[str], said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = table(listed_patients(tmp_path / "clinic.csv", labels), group="patient", domain="none", split="none")
+    with caplog.at_level(logging.WARNING):
+        source.load("clinic")
+    warned = [line for line in caplog.messages if "stay whole" in line]
+    assert len(warned) == bool(said)
+    assert all(text in warned[0] for text in said)
+    if said:
+        assert "choose it by data.split=COLUMN" in warned[0]
+        caplog.clear()
+        divided = table(tmp_path / "clinic.csv", group="patient", domain="none", split="part").load("clinic")
+        assert set(divided.train_groups) == {f"p{number}" for number in range(0, len(labels), 2)}
+        assert "stay whole" not in caplog.text

@@ -26,8 +26,10 @@ from common.errors import CheckpointError, ConfigError
 from common.exports import load_model
 from common.models.base import Model
 from common.models.convolutional import SmallBackbone
+from common.overrides import quoted_override
 from common.prototypes import PrototypeSet
 from goldfinch.cli import main
+from goldfinch.commands.export import _of_run as of_run
 from goldfinch.commands.export import export
 from goldfinch.exports import formats
 from goldfinch.exports.card import model_card
@@ -166,6 +168,25 @@ def test_with_validation_the_threshold_is_chosen_on_validation_samples(tmp_path:
     assert model(held)["distances"].amin(1).quantile(0.95) == pytest.approx(model.description.prototypes["threshold"])
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["validation", "given data"])
+def test_files_are_compared_on_images_of_all_classes(
+    given: bool, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images in folders are sorted by class: the first few are of one, and a threshold of them is of that class."""
+    data = ["data=folder", quoted_override("data.root", pictures)]
+    words = ["run", "method=fpl", "model=small", *data, "data.image_size=16", "protocol.validation=0.4"]
+    words += ["train.rounds=1", "train.local_steps=1", "train.device=cpu", f"output={tmp_path / 'run'}"]
+    assert main(words) == 0
+    monkeypatch.setattr("goldfinch.commands.export.SAMPLES", len(Toy().class_names))
+    own = RunModel(RunRecord(tmp_path / "run"))
+    images = of_run(own, None, data if given else []).images
+    for part, domain in zip(images.chunk(len(DOMAINS)), own.test_domains, strict=True):
+        whole = own.settings.data.load(domain).whole
+        found = {int(whole.labels[(whole.images == image).flatten(1).all(1)][0]) for image in part}
+        lacks = domain == "noisy" and not given  # in training
+        assert len(found) == len(Toy().class_names) - lacks
+
+
 # ---- methods ---------------------------------------------------------------------------------------------------------
 
 SHARED = [("fedadg", {}), ("fedproto", {"predict_with": "prototypes"})]
@@ -282,7 +303,9 @@ def test_a_device_completes_what_the_server_shares(
     whole, personal = RunModel(RunRecord(place)).model("dark-0").state_dict(), RunRecord(place)
     (place / "clients").rename(tmp_path / "devices")  # as after a run on real devices
     assert main(["export", str(place), "--to", str(shared)]) == 0
-    assert "on each device: goldfinch export STATE --shared shared --to DIR" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "on each device: goldfinch export STATE --shared shared --to DIR" in printed
+    assert ("which is no weight of the net" in printed) is (method == "single_set")
     with safe_open(shared / "model.safetensors", "pt") as stream:
         travelled = {name for name in whole if ".bn" not in name} if method == "fedbn" else set()
         assert set(stream.keys()) == travelled
@@ -300,6 +323,25 @@ def test_a_device_completes_what_the_server_shares(
     data = ["data=folder", f"data.root='{pictures}'", "data.domains=[dark]"]
     assert main([*command, "--client", "dark-0", "--overwrite", *data]) == 0
     assert "compared with the net on 16 test images of dark" in capsys.readouterr().out
+
+
+def test_a_device_whose_folder_holds_the_classes_completes_and_scores(
+    apart: Callable[[str], Apart], pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the error advises, as a person on the device does."""
+    found, folder = apart("fedbn"), tmp_path / "images"
+    shutil.copytree(pictures / "dark" / "test", folder)
+    data = ["data=folder", f"data.root={folder}", "data.domains=[dark]"]
+    export_it = ["export", str(found.devices), "--shared", str(found.shared), "--to", str(tmp_path / "mine")]
+    export_it += ["--client", "dark-0"]
+    named = f"data.classes=[{','.join(Toy().class_names)}]"
+    assert main([*export_it, *data, named]) == 1
+    assert "data.path=class reads it as 'dark' alone" in capsys.readouterr().err
+    for words in ([named], []):
+        assert main([*export_it, *data, *words, "data.path=class", "--overwrite"]) == 0
+        assert "compared with the net on 4 test images of dark" in capsys.readouterr().out
+        assert main(["evaluate", str(tmp_path / "mine"), *data, *words, "data.path=class"]) == 0
+        assert "dark (no client had it)" not in capsys.readouterr().out
 
 
 @needs_onnx

@@ -7,19 +7,24 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from exports.conftest import Apart
-from support.toy import Toy
+from safetensors.torch import save_file
+from support.runs import run
+from support.toy import Toy, toy_settings
 
 from common.errors import EngineError
 from common.exports.model import read_export
 from common.models.base import ModelError
 from common.models.pretrained import same_classes
+from common.models.residual import ResidualBackbone
 from common.overrides import quoted_override
-from common.settings import load_settings
+from common.settings import load_settings, settings_of
 from goldfinch.cli import main
+from goldfinch.commands.export import export
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from server.flower import submit
@@ -62,6 +67,55 @@ def test_the_sent_configuration_has_absolute_paths(
         submit.submit(load_settings(words), None, {}, tmp_path, {}, [])
     sent = json.loads(tomllib.loads((tmp_path / "run.toml").read_text())["configuration"])
     assert sent["model"]["pretrained"] == str(exported)
+
+
+FILE = "weights.safetensors"
+RESNET = "{_target_: common.models.specs.TorchvisionResNet, pretrained_file: weights.safetensors}"
+PATHS: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
+    "pretrained_file": (
+        ["model=resnet18", f"model.pretrained_file={FILE}"],
+        lambda model: model["pretrained_file"],
+    ),
+    "weights": (["model=torchvision", f"model.weights={FILE}"], lambda model: model["weights"]),
+    "of a domain": (
+        ["method=fedproto", "method.aggregate_models=false", "model=by_domain", f"model.networks={{a: {RESNET}}}"],
+        lambda model: model["networks"]["a"]["pretrained_file"],
+    ),
+    "of other domains": (
+        ["method=fedproto", "method.aggregate_models=false", "model=by_domain", f"model.others={RESNET}"],
+        lambda model: model["others"]["pretrained_file"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "sent_path"), PATHS.values(), ids=PATHS)
+def test_every_path_of_the_network_is_sent_absolute(
+    words: list[str], sent_path: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(ResidualBackbone((2, 2, 2, 2)).state_dict(), FILE)
+    settings = load_settings(["data=folder", "data.domains=[a]", "data.classes=[x,y]", *words])
+    sent = submit.remote_configuration(settings)
+    assert sent_path(sent["model"]) == str(tmp_path / FILE)
+    assert submit.remote_configuration(settings_of(sent)) == sent
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["one network", "by domain"])
+def test_a_run_is_exported_without_the_file_that_it_started_from(mixed: bool, tmp_path: Path) -> None:
+    file = tmp_path / FILE
+    state = ResidualBackbone((2, 2, 2, 2), norm="none").state_dict()
+    save_file(state, file)
+    node = f"{{_target_: common.models.specs.TorchvisionResNet, norm: none, pretrained_file: '{file}'}}"
+    words = ("model=resnet18", "model.norm=none", f"model.pretrained_file='{file}'")
+    method, client = "fedavg", None
+    if mixed:
+        method, client = "fedproto", "dark-0"
+        words = ("method.aggregate_models=false", "model=by_domain", f"model.others={node}")
+    train = {"rounds": 1, "local_steps": 1}
+    run(toy_settings(method, tmp_path / "run", overrides=words, data=Toy(image_size=32), train=train))
+    file.unlink()
+    export(tmp_path / "run", tmp_path / "model", client=client)
+    assert str(tmp_path) not in (tmp_path / "model" / "model.json").read_text()
 
 
 @pytest.mark.parametrize(("method", "classifier"), [("fedbn", True), ("fedrep", False)])
