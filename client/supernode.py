@@ -11,30 +11,34 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import hashlib
 import importlib
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, NoReturn
 
+import click
 import httpx
-from flwr.common.config import parse_config_args
+from flwr.cli.config_utils import get_fab_metadata
+from flwr.common.config import get_project_dir, parse_config_args
 from flwr.supercore.exit import add_exit_handler
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
 
 from client.condition import Condition, condition_of
+from client.installed import InstalledCode
 from client.resident.place import remove_files, running_process
 from client.supervision import Supervisor, end_processes
 from common.log_lines import copy_own_lines, wait_for_lines
+from common.proxies import no_proxy
 
 FAILED = 1
 """Exit status after an error."""
@@ -54,6 +58,9 @@ METRICS = "--metrics"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """Signals that end Flower's node in order."""
 
+LOST = signal.SIGUSR1
+"""Signal to the main thread that the SuperExec has ended."""
+
 ANSWER_SECONDS, SLOWEST_LINK = 30.0, 1000.0
 """Seconds that a call has, as in Flower, and the bytes a second for which it has more, by its size."""
 
@@ -61,35 +68,53 @@ ANSWER_SECONDS, SLOWEST_LINK = 30.0, 1000.0
 def main() -> None:
     """Run a SuperNode until it is stopped.
 
-    Flower's function returns only after an error, which it has logged; a SuperNode that is stopped signs off and raises
-    ``SystemExit``. After an error the process ends with exit status 1, although other threads still run. Either way,
-    the processes that it started end first, except the one that copies their last lines.
+    Flower's function raises an error of its own start, and returns after a later one, which it has logged; a SuperNode
+    that is stopped signs off and raises ``SystemExit``. After an error the process ends with exit status 1, although
+    other threads still run. Either way, the processes that it started end first, except the one that copies their last
+    lines.
 
     Each of Flower's threads that is answered 401 sends SIGINT, and only the first is meant (:func:`_once`).
     """
+    os.environ |= no_proxy(os.environ)  # its own processes call it
     copying = copy_own_lines()
     atexit.register(wait_for_lines, copying)
-    supervisor = Supervisor(_note_state())
+    supervisor = Supervisor(_note_state(), _give_up)
     condition = _condition()
     condition.slowest_start = lambda: supervisor.slowest_start
     _note_calls("SendNodeHeartbeat", lambda *_: condition.note_heartbeat())
     _note_calls("PullMessages", partial(_note_requests, condition))
     _note_calls("PushMessages", partial(_note_replies, condition))
+    _note_code(InstalledCode())
     vars(importlib.import_module(CONNECTION))["FleetHttpClient"] = PatientClient
     node = vars(importlib.import_module(NODE))
     node["register_signal_handlers"] = _once(node["register_signal_handlers"])
+    node["subprocess"] = SimpleNamespace(Popen=supervisor.start_superexec)
+    signal.signal(LOST, _interrupt)
     supervisor.start()
     condition.start()
     end = partial(_end_all, copying)
     add_exit_handler(end, run_before_force_exit=True)
+    said = "the SuperNode failed, see above, and ends; start it again"
     try:
         flower_supernode()
-    except (Exception, KeyboardInterrupt):
-        traceback.print_exc()
-    print("goldfinch-supernode: the SuperNode failed, see above, and ends; start it again", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        said = "the SuperNode was interrupted, and ends; start it again"
+    except Exception as error:
+        problem = " ".join(str(error).split()).rstrip(".") or repr(error)
+        said = f"the SuperNode cannot begin: {problem}; correct the command line, a file that it names, or the PATH"
+    print(f"goldfinch-supernode: {said}", file=sys.stderr, flush=True)
     end()
     wait_for_lines(copying)
     os._exit(FAILED)
+
+
+def _give_up() -> None:
+    """Interrupt the main thread, which waits for a reply that nothing will give; so Flower signs the node off."""
+    signal.pthread_kill(threading.main_thread().ident or 0, LOST)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _once(register: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +130,7 @@ def _once(register: Callable[..., None]) -> Callable[..., None]:
         handlers = {number: signal.getsignal(number) for number in ENDING}
 
         def first(number: int, frame: FrameType | None) -> None:
-            for each in ENDING:
+            for each in (*ENDING, LOST):
                 signal.signal(each, signal.SIG_IGN)
             handler = handlers[signal.Signals(number)]
             if callable(handler):
@@ -120,7 +145,8 @@ def _once(register: Callable[..., None]) -> Callable[..., None]:
 def _end_all(copying: Popen[bytes] | None) -> None:
     """End all that this process started, but for the process that copies lines, and remove what they leave."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each in (signal.SIGINT, LOST):
+            signal.signal(each, signal.SIG_IGN)
     end_processes(spared=copying.pid if copying else None)
     own = running_process(os.getpid())
     if own is not None:
@@ -128,7 +154,11 @@ def _end_all(copying: Popen[bytes] | None) -> None:
 
 
 def _condition() -> Condition:
-    """Return the condition that the command line describes, and take Goldfinch's own option from it."""
+    """Return the condition that the command line describes, and take Goldfinch's own option from it.
+
+    Raises:
+        SystemExit: the node configuration cannot be read.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(METRICS, type=Path)
     own, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
@@ -137,7 +167,10 @@ def _condition() -> Condition:
     given, _ = parser.parse_known_args(sys.argv[1:])
     configuration: dict[str, Any] = {}
     if given.node_config:
-        configuration = dict(parse_config_args([given.node_config]))
+        try:
+            configuration = dict(parse_config_args([given.node_config]))
+        except (click.ClickException, OSError, ValueError) as error:
+            sys.exit(f"error: --node-config {given.node_config}: {error}")
     return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
 
 
@@ -149,6 +182,22 @@ def _note_requests(condition: Condition, _: Any, answer: Any) -> None:
 def _note_replies(condition: Condition, request: Any, _: Any) -> None:
     for message in request.messages_list:
         condition.note_reply(failed=message.HasField("error"))
+
+
+def _note_code(installed: InstalledCode) -> None:
+    """Check the copy of a run's code as the code comes, and after each message that failed."""
+
+    def note(_: Any, answer: Any) -> None:
+        bundle = answer.fab.content
+        name, version = get_fab_metadata(bundle)
+        installed.note(get_project_dir(name, version, hashlib.sha256(bundle).hexdigest()), bundle)
+
+    def check(request: Any, _: Any) -> None:
+        if any(message.HasField("error") for message in request.messages_list):
+            installed.check()
+
+    _note_calls("GetFab", note)
+    _note_calls("PushMessages", check)
 
 
 def _note_calls(name: str, called: Callable[[Any, Any], None]) -> None:

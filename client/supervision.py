@@ -6,6 +6,7 @@ Python and Flower are imported. Where these imports take longer, the claim expir
 second ClientApp starts for it. The first goes on: ``SubprocessExecutor.launch`` keeps no reference to the process. Its
 token is refused, and it tries again. So ClientApps pile up until the device has no memory, and none of them replies.
 Processes that are still importing do not watch their parent yet, so they also outlive a SuperNode that is stopped.
+Flower keeps no reference to the SuperExec either: where it dies, the node stays online and answers nothing.
 
 :class:`Supervisor` runs in the SuperNode's process. It keeps the claim of a ClientApp that lives, and ends a ClientApp
 that has none. It uses two public functions of Flower's node state, ``get_task_by_token`` and
@@ -19,10 +20,11 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, Protocol
 
 import psutil
@@ -85,23 +87,32 @@ class Supervisor:
 
     Args:
         claims: Flower's node state; ``None`` until there is one.
+        lost: called once if the SuperExec has ended.
         start_seconds: see :data:`START_SECONDS`.
         leave_seconds: see :data:`LEAVE_SECONDS`.
 
     Attributes:
         slowest_start: the most seconds that a ClientApp took from its start to its message; 0 before the first.
+        superexec: Flower's SuperExec, which starts the ClientApps; ``None`` if this process did not start one.
     """
 
     claims: Callable[[], Claims | None]
+    lost: Callable[[], None] = lambda: None
     start_seconds: float = START_SECONDS
     leave_seconds: float = LEAVE_SECONDS
     slowest_start: float = 0.0
+    superexec: Popen[bytes] | None = None
+    _gone: bool = False
     _watched: dict[tuple[int, float], WatchedApp] = field(default_factory=dict)
     _reported_slow: bool = False
 
     def start(self) -> None:
         """Check the ClientApps every :data:`POLL_SECONDS`, in a thread that ends with the process."""
         threading.Thread(target=self._run, daemon=True, name="supervisor").start()
+
+    def start_superexec(self, command: Sequence[str]) -> None:
+        """Start Flower's SuperExec, and keep the reference to it that Flower does not keep."""
+        self.superexec = Popen(list(command))  # noqa: S603  # Flower's own command, no shell
 
     def _run(self) -> None:
         failed = False
@@ -115,7 +126,8 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Check every ClientApp once: keep its claim while it starts; end it if it has none."""
+        """Check the SuperExec and every ClientApp once: keep its claim while it starts; end it if it has none."""
+        self._check_superexec()
         claims = self.claims()
         if claims is None:
             return
@@ -125,6 +137,17 @@ class Supervisor:
         for key, watched in running.items():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 self._check_one(self._watched.setdefault(key, watched), claims)
+
+    def _check_superexec(self) -> None:
+        """Call :attr:`lost` at the second check that finds no SuperExec: what ended it may be ending this process."""
+        if self.superexec is None or self.superexec.poll() is None:
+            return
+        if self._gone:
+            status = self.superexec.returncode
+            self.superexec = None
+            _report(f"flower-superexec has ended ({status}), without which no message is answered")
+            self.lost()
+        self._gone = True
 
     def _check_one(self, watched: WatchedApp, claims: Claims) -> None:
         task = claims.get_task_by_token(watched.token)

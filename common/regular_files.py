@@ -5,7 +5,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import DataError
+from common.errors import DataError, some_of
 
 MAX_TEXT = 64 * 2**20
 """Largest text file that is read at once, in bytes, such as ``model.json``."""
@@ -75,21 +75,19 @@ def check_within(files: Sequence[Path], base: Path) -> None:
     """Refuse files that lie outside ``base`` after links are resolved; ``base`` may be a link itself.
 
     Raises:
-        DataError: the first file, or its folder, that lies outside ``base``.
+        DataError: files, or their folders, lie outside ``base``; the message names them.
     """
     root = base.resolve()
-    places: dict[Path, None] = {}
-    for path in files:
-        if path.is_symlink():
-            places[path] = None
-        else:
-            places[path.parent] = None
-    for place in places:
-        if not place.resolve().is_relative_to(root):
-            raise DataError(
-                f"{place} leads to {place.resolve()}, outside {root}. The domain's folder itself may be a link, "
-                "but none in it may leave it: put the images themselves there (cp -rL copies what links lead to)"
-            )
+    outside: list[str] = []
+    for place in dict.fromkeys([path if path.is_symlink() else path.parent for path in files]):
+        end = place.resolve()
+        if not end.is_relative_to(root):
+            outside.append(f"{place} leads to {end}{'' if end.exists() else ' (nothing is there)'}")
+    if outside:
+        raise DataError(
+            f"{some_of(outside)}, outside {root}. The domain's folder itself may be a link, but none in it may leave "
+            "it: put the images themselves there (cp -rL copies what links lead to), and take out links to nothing"
+        )
 
 
 def read_small(path: Path) -> str:

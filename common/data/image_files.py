@@ -266,7 +266,7 @@ def decode_each(
     def put(index: int) -> Remark | BrokenImageError:
         source = sources[index]
         try:
-            images[index], remark = _decode(_opened(source), image_size, names[index], reading)
+            images[index], remark = decode_with_remark(_opened(source), image_size, names[index], reading)
         except BrokenImageError as error:
             return error
         return remark
@@ -352,10 +352,17 @@ def decode_image(source: Path | BinaryIO, image_size: int, name: str, reading: R
             far longer to decode than images of its size do, is a TIFF of a compression or with tiles that are not
             decoded, or has no such page.
     """
-    return _decode(source, image_size, name, reading or Reading())[0]
+    return decode_with_remark(source, image_size, name, reading or Reading())[0]
 
 
-def _decode(source: Path | BinaryIO, image_size: int, name: str, reading: Reading) -> tuple[np.ndarray, Remark]:
+def decode_with_remark(
+    source: Path | BinaryIO, image_size: int, name: str, reading: Reading
+) -> tuple[np.ndarray, Remark]:
+    """Return one image as :func:`decode_image` does, and what reading made of it.
+
+    Raises:
+        DataError: see :func:`decode_image`.
+    """
     try:
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block

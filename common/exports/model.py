@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from common.client_state import ClientStore, Version
 from common.config import build
 from common.data.batches import standardised
-from common.data.image_files import decode_image
+from common.data.image_files import decode_with_remark
+from common.data.value_ranges import Remark, check_remarks
 from common.errors import CheckpointError, ConfigError, DataError, GoldfinchError, PayloadError
 from common.exports.description import DESCRIPTION, Description, read_description
 from common.models.base import Model, shapes_only
@@ -72,18 +73,28 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(description.std).view(1, -1, 1, 1))
         self.eval().requires_grad_(False)
 
-    def read(self, source: Path | BinaryIO, name: str = "") -> Tensor:
+    def read(self, source: Path | BinaryIO, name: str = "", remarks: list[Remark] | None = None) -> Tensor:
         """Return an image file as the model takes it, float32 ``[3, S, S]`` in 0..1.
 
         Args:
             source: its path, or an open binary file.
             name: what error messages call it; by default the source.
+            remarks: gets what reading made of the image, for :meth:`doubts`.
 
         Raises:
             DataError: it is no image that can be read.
         """
-        pixels = decode_image(source, self.image_size, name or str(source), self.description.reading)
+        pixels, remark = decode_with_remark(source, self.image_size, name or str(source), self.description.reading)
+        if remarks is not None:
+            remarks.append(remark)
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
+
+    def doubts(self, remarks: Sequence[Remark]) -> str:
+        """Return why images that were read may not show what is in their files; empty if all do."""
+        try:
+            return check_remarks(remarks, self.description.reading.value_range)
+        except DataError as error:
+            return f"training would refuse such images: {error}"
 
     def prepare(self, images: Tensor) -> Tensor:
         """Return ``images [N, 3, S, S]``, float in 0..1, normalised as in training."""

@@ -17,6 +17,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -119,7 +120,7 @@ def examine(server: str | None = None, authority: Path | None = None) -> int:
     """
     if server:
         if not is_address(server):
-            raise ConfigError(f"--server {server} is not HOST:PORT, such as fl.example.org:8443")
+            raise ConfigError(f"--server {server} is not HOST:PORT, such as fl.example.org:8443 or [::1]:8443")
         return _report(_server(server, authority), REACHABLE)
     if server is not None or authority is not None:
         raise ConfigError("goldfinch doctor checks a server with --server HOST:PORT --ca FILE, this machine without")
@@ -495,14 +496,26 @@ def _ask(server: str, authority: Path | None, now: Callable[[], datetime] | None
             after = now()
             days = _days_left(response)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoServerError(f"{url}: {error}", _way_on(error, scheme, now())) from error
+        raise NoServerError(f"{url}{_by_proxy(url)}: {error}", _way_on(error, scheme, now())) from error
     if not response.is_success:
-        raise NoServerError(f"{url} answers {response.status_code}", _way_on_after(response.status_code, scheme))
+        found = f"{url}{_by_proxy(url)} answers {response.status_code}"
+        raise NoServerError(found, _way_on_after(response.status_code, scheme))
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError) as error:
         raise NoServerError(f"{url} sends no time (HTTP's Date)", OTHER_SERVER) from error
     return (before + (after - before) / 2 - theirs).total_seconds() - RESOLUTION / 2, days
+
+
+def _by_proxy(url: str) -> str:
+    """Return which proxy the environment puts before ``url``, and what leaves it out; empty without one."""
+    asked = urlsplit(url)
+    proxies = getproxies()
+    address = proxies.get(asked.scheme) or proxies.get("all")
+    if not address or proxy_bypass(asked.netloc):
+        return ""
+    host = urlsplit(address if "//" in address else f"//{address}").netloc.rpartition("@")[2]
+    return f" (by the proxy {host} of {asked.scheme}_proxy or all_proxy; no_proxy={asked.hostname} leaves it out)"
 
 
 def _way_on_after(status: int, scheme: str) -> str:

@@ -38,10 +38,11 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
         raise ConfigError(f"--output {output}: name a .csv or a .json file")
     model, files = load_model(folder), _files(places)
     rows: list[dict[str, Any]] = []
+    remarks: list[Any] = []
     console = Console(stderr=True)
     for path in track(files, "images", console=console, transient=True, disable=not console.is_terminal):
         try:
-            rows.append(_row(model, path))
+            rows.append(_row(model, path, remarks))
         except DataError as error:
             console.print(f"skipped: {printable(str(error))}", markup=False, highlight=False, soft_wrap=True)
     for row in rows[:MAX_SHOWN]:
@@ -58,6 +59,8 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
         with writing(output, "another place"):
             write_text(output, text)
         print(f"wrote {output}: {quantity(len(rows), 'image')}")
+    if doubts := model.doubts(remarks):
+        console.print(f"warning: {printable(doubts)}", markup=False, highlight=False, soft_wrap=True)
     return int(len(rows) < len(files))
 
 
@@ -77,13 +80,13 @@ def _files(places: Sequence[Path]) -> list[Path]:
 
 
 @torch.no_grad()
-def _row(model: TrainedModel, path: Path) -> dict[str, Any]:
-    """Return the result for one image.
+def _row(model: TrainedModel, path: Path, remarks: list[Any]) -> dict[str, Any]:
+    """Return the result for one image, and add to ``remarks`` what reading made of it.
 
     Raises:
         DataError: the image cannot be read.
     """
-    outputs = model(model.read(path)[None])
+    outputs = model(model.read(path, remarks=remarks)[None])
     probabilities = outputs["probabilities"][0]
     chosen = int(probabilities.argmax())
     row = {"image": str(path), "class": model.classes[chosen], "probability": round(float(probabilities[chosen]), 6)}

@@ -152,7 +152,7 @@ def check_kit(files: Certificates, name: str, server: str) -> None:
     """
     if not is_address(server):
         found = f"--server {server} is not HOST:PORT" if server else "--kit needs --server HOST:PORT"
-        raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443")
+        raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443 or [2001:db8::1]:8443")
     key, authority = files.node_key(name), files.node(name) / files.authority.name
     if not key.exists() or not authority.exists():
         raise ConfigError(

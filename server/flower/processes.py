@@ -25,6 +25,7 @@ import psutil
 
 from common.errors import ConfigError, EngineError
 from common.log_lines import STREAM, filtered, streams
+from common.proxies import no_proxy
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -38,9 +39,6 @@ QUIET = {
 
 MARK = "GOLDFINCH_STARTED_BY"
 """Environment variable that marks all processes that a group of programs has started."""
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine, which no proxy can reach."""
 
 NOT_REACHED = "Connection to the SuperLink is unavailable"
 """What Flower's command line prints if no SuperLink listens, or if none answers within its 30 seconds."""
@@ -85,8 +83,7 @@ def flower_environment(home: Path, **more: str) -> dict[str, str]:
         environment["PYTHONPATH"] = os.pathsep.join(folders)
     programs = str(Path(sys.executable).parent.resolve())  # a link may stand in for a path with a blank
     environment["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    for name in ("no_proxy", "NO_PROXY"):
-        environment[name] = ",".join(filter(None, [os.environ.get(name), *LOOPBACK]))
+    environment |= no_proxy(os.environ)
     environment.pop("RAY_ADDRESS", None)
     if len(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) > MAX_TEMPORARY:
         environment["RAY_TMPDIR"] = "/tmp"  # noqa: S108  # Ray makes a folder of its own in it
@@ -203,8 +200,13 @@ def ask_flower(
 
 
 def is_address(text: str) -> bool:
-    """Return whether ``text`` is ``host:port`` without a scheme, with a port from 1 to 65,535."""
+    """Return whether ``text`` is ``host:port`` without a scheme, with a port from 1 to 65,535.
+
+    An IPv6 address is in brackets, as in ``[::1]:8443``: without them, its end would be taken for a port.
+    """
     host, _, port = text.rpartition(":")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return False
     if not host or "/" in host or not (port.isascii() and port.isdigit()):
         return False
     return 1 <= int(port) <= 65_535

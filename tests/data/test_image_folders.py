@@ -297,6 +297,21 @@ def test_links_lead_within_the_domain(tmp_path: Path, folder: bool) -> None:
         source._read("dslr")
 
 
+def test_all_links_that_leave_the_domain_are_named_and_those_that_lead_to_nothing(tmp_path: Path) -> None:
+    source = office(tmp_path)
+    place = tmp_path / "office_caltech_10" / "dslr" / "mug"
+    (tmp_path / "outside").mkdir()
+    first, second = sorted(place.iterdir())[:2]
+    first.rename(tmp_path / "outside" / first.name)
+    first.symlink_to(tmp_path / "outside" / first.name)
+    second.unlink()
+    second.symlink_to(tmp_path / "gone.png")
+    with pytest.raises(DataError, match="take out links to nothing") as caught:
+        source._read("dslr")
+    assert f"{first} leads to {tmp_path / 'outside' / first.name}, " in str(caught.value)
+    assert f"{second} leads to {tmp_path / 'gone.png'} (nothing is there), outside" in str(caught.value)
+
+
 def test_an_empty_test_split_is_an_error(tmp_path: Path) -> None:
     source = PACS(image_size=8, root=str(tmp_path), split="index_rule", domains=("photo",))
     write_classes(tmp_path / "PACS" / "photo", dict.fromkeys(source.class_names, 1))

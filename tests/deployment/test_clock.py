@@ -140,6 +140,23 @@ def test_each_failure_names_its_way_on_and_obeyed_it_ends(
     assert main(["doctor", "--server", secure_server, "--ca", str(tmp_path / "keys" / "operator" / "ca.crt")]) == 0
 
 
+def test_a_proxy_is_named_only_where_it_is_asked(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The words that the message gives lead past the proxy."""
+    for name in ("no_proxy", "NO_PROXY", "all_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:1")
+    assert main(["doctor", "--server", server]) == 1
+    shown = capsys.readouterr().out
+    assert "(by the proxy 127.0.0.1:1 of http_proxy or all_proxy; no_proxy=127.0.0.1 leaves it out)" in shown
+    assert "secret" not in shown
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert main(["doctor", "--server", server]) == 0
+    assert main(["doctor", "--server", "127.0.0.1:1"]) == 1
+    assert "proxy" not in capsys.readouterr().out.replace("or its proxy", "")
+
+
 def test_an_ended_certificate_is_renewed_by_what_doctor_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,7 +171,9 @@ def test_an_ended_certificate_is_renewed_by_what_doctor_says(
         assert main(["doctor", "--server", address, "--ca", str(files.authority)]) == 0
 
 
-@pytest.mark.parametrize("address", ["fl.example.org", "localhost:", "localhost:99999", "http://localhost:1", "a:b"])
+@pytest.mark.parametrize(
+    "address", ["fl.example.org", "localhost:", "localhost:99999", "http://localhost:1", "a:b", "::1:1"]
+)
 def test_an_address_without_a_port_is_refused_before_anything_is_asked(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,7 +170,7 @@ def test_the_start_of_a_kit_is_a_shell_script_that_names_what_is_missing(kit: Pa
     assert (done.returncode, done.stderr) == (1, "start: run it with sudo\n")
 
 
-@pytest.mark.parametrize("server", ["", "fl.example.org", "fl.example.org:", ":8443"])
+@pytest.mark.parametrize("server", ["", "fl.example.org", "fl.example.org:", ":8443", "::1:8443"])
 def test_a_server_without_a_port_makes_no_kit(server: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not HOST:PORT|--kit needs --server HOST:PORT"):
         write_kit(tmp_path / "kit.tar", Certificates(tmp_path), "ward-a", "ward-a-0", server)

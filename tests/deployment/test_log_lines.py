@@ -31,6 +31,8 @@ LINES = {
     "a title": ("\x1b]0;a title\x07named", f"{NOW} named"),
     "half a sequence": ("half\x1b", f"{NOW} half"),
     "control characters": ("a\tb\x08\x00\r", f"{NOW} a\tb"),
+    "controls of eight bits": ("a\x9b31mb\x9d0;title\x9cc\x85d", f"{NOW} abcd"),
+    "a title with signs": ("\x1b]0;§ 5 größer\x07named", f"{NOW} named"),
     "umlauts": ("größer", f"{NOW} größer"),
     "nothing": ("", NOW),
     "its own time": ("2025-01-02T03:04:05.678Z INFO up", "2025-01-02T03:04:05.678Z INFO up"),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.cables import Cable
 from support.faults import wait_until
@@ -81,3 +82,20 @@ def test_a_handshake_that_is_cut_ends_the_supernode(tmp_path: Path, hangs_up: st
             assert without_time(node.log.read_text().splitlines()) == []
     finally:
         cable.close()
+
+
+def test_a_node_whose_superexec_is_killed_signs_off_and_ends(tmp_path: Path) -> None:
+    """As the system does when memory runs out. Flower's own program would stay online and answer nothing."""
+    with LocalDeployment(tmp_path, {"here": {"domain": "sketch"}}) as deployment:
+        node = deployment.children["here"]
+        wait_until(lambda: "SuperNode ID" in node.log.read_text(), "admission")
+        for process in psutil.Process(node.process.pid).children():
+            if any(Path(word).name == "flower-superexec" for word in process.cmdline()):
+                process.kill()
+        wait_until_ended([node], SECONDS)
+        assert node.process.poll() == 1, node.tail()
+        assert "flower-superexec has ended (-9), without which no message is answered" in node.tail()
+        assert "and ends; start it again" in node.tail()
+        again = deployment.start_node("here")
+        wait_until(lambda: node.log.read_text().count("SuperNode ID") == 2, "admission at once, as it has signed off")
+        assert again.process.poll() is None

@@ -131,6 +131,27 @@ def test_a_slow_start_is_measured_and_said_once(
     assert capsys.readouterr().err.count("took 75 s to start") == times
 
 
+def test_a_superexec_that_has_ended_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the second check: a signal that ends it may be meant for the node, too."""
+    lost: list[int] = []
+    supervisor = Supervisor(lambda: None, lambda: lost.append(1))
+    supervisor.check()
+    supervisor.start_superexec(["sleep", "60"])
+    process = supervisor.superexec
+    assert process is not None
+    supervisor.check()
+    supervisor.check()
+    assert lost == []
+    process.kill()
+    process.wait()
+    counts = []
+    for _ in range(4):
+        supervisor.check()
+        counts.append(len(lost))
+    assert counts == [0, 1, 1, 1]
+    assert capsys.readouterr().err.count("flower-superexec has ended (-9), without which no message is answered") == 1
+
+
 def test_other_children_and_a_supernode_without_state_are_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         Supervisor(Claims, leave_seconds=0.0).check()
@@ -208,6 +229,57 @@ def test_a_supernode_that_several_threads_interrupt_ends(
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, timeout=60)
     assert ended.returncode == status, ended.stderr.decode()
+
+
+BEGINNING = """
+import os, sys, time
+from flwr.supernode import start_client_internal as node
+from client import supernode
+
+def failed():
+    {does}
+
+sys.argv = ["goldfinch-supernode", *{words}]
+supernode.flower_supernode = failed
+supernode.main()
+"""
+
+LONELY = """node.register_signal_handlers("")
+    node.subprocess.Popen(["sh", "-c", "sleep 3"])
+    time.sleep(60)"""
+
+
+@pytest.mark.parametrize(
+    ("does", "words", "said", "again"),
+    [
+        (
+            "open('/nope/key')",
+            [],
+            "begin: [Errno 2] No such file or directory: '/nope/key'; correct the command",
+            False,
+        ),
+        ("raise RuntimeError('two\\nlines.')", [], "cannot begin: two lines; correct the command line", False),
+        ("return", [], "the SuperNode failed, see above", True),
+        (LONELY, [], "flower-superexec has ended (0)", True),
+        ("return", ["--node-config", "domain=ward-a"], "error: --node-config domain=ward-a: The provided conf", False),
+        ("return", ["--node-config", "/nope/x.toml"], "error: --node-config /nope/x.toml: [Errno 2] No such", False),
+        ("sys.exit(int('no_proxy' not in os.environ))", [], "", False),
+    ],
+    ids=["file", "lines", "later", "superexec", "quotes", "toml", "proxy"],
+)
+def test_a_supernode_that_cannot_begin_is_not_to_be_started_again(
+    does: str, words: list[str], said: str, again: bool
+) -> None:
+    """Only one that fails after it has begun is; and it says why in one line."""
+    code = BEGINNING.format(does=does, words=words)
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "http_proxy": "http://127.0.0.1:1"}
+    environment.pop("no_proxy", None)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    error = done.stderr.decode()
+    assert done.returncode == int(bool(said)), error
+    assert said in error
+    assert ("start it again" in error) == again
+    assert "Traceback" not in error
 
 
 def test_a_call_has_the_time_that_its_own_bytes_take_on_a_slow_link() -> None:

@@ -110,6 +110,22 @@ def test_what_cannot_be_read_is_named_and_skipped(
     assert len(output.read_text().splitlines()) == 2
 
 
+def test_images_that_training_would_refuse_are_predicted_with_a_warning(
+    exported: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values of 0 to 1 are read as black, and the net is as sure of black as of anything."""
+    values = np.asarray(Image.open(picture).convert("L"), dtype=np.float32) / 255
+    values[0, :2] = 0, 1
+    Image.fromarray(values).save(tmp_path / "shares.tiff")
+    assert main(["evaluate", str(exported), str(tmp_path / "shares.tiff")]) == 0
+    printed = capsys.readouterr()
+    assert "shares.tiff" in printed.out
+    assert "warning: training would refuse such images: 1 of 1 images are black" in printed.err
+    assert "(mode F) and is read as 0 to 1 of 0 to 255" in printed.err
+    assert main(["evaluate", str(exported), str(picture)]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_many_predictions_are_cut_on_the_screen_alone(
     exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
