@@ -310,20 +310,18 @@ def interval(scores: Mapping[str, float], base: Mapping[str, float]) -> str:
 
 
 def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return Markdown: mean ± standard deviation on each data set, the average rank, and the difference from FedAvg."""
+    """Return Markdown: mean ± standard deviation on each data set, the difference from FedAvg; the best mean first."""
     names = [*RECOMMENDED, *SINGLE]
     found: dict[tuple[str, str], dict[str, float]] = {}
     for name, data in product(names, JUDGED):
         found[name, data] = averages(rows, "judge", data, name)
     names = [name for name in names if all(found[name, data] for data in JUDGED)]
-    ranks: dict[str, list[int]] = {name: [] for name in names}
-    for data in JUDGED:
-        ordered = sorted(names, key=lambda name: -statistics.mean(found[name, data].values()))
-        for name in names:
-            ranks[name].append(ordered.index(name) + 1)
+    means: dict[str, float] = {}
+    for name in names:
+        means[name] = statistics.mean(statistics.mean(found[name, data].values()) for data in JUDGED)
     heads = " | ".join(f"{data} | minus FedAvg" for data in JUDGED)
-    lines = [f"| row | {heads} | average rank | seeds |", "|---|" + "---:|" * (2 * len(JUDGED) + 2)]
-    for name in sorted(names, key=lambda name: statistics.mean(ranks[name])):
+    lines = [f"| row | {heads} | seeds |", "|---|" + "---:|" * (2 * len(JUDGED) + 1)]
+    for name in sorted(names, key=lambda name: -means[name]):
         cells: list[str] = []
         for data in JUDGED:
             mine, base = found[name, data], found["FedAvg", data]
@@ -333,7 +331,7 @@ def judge_table(rows: Sequence[Mapping[str, str]]) -> str:
             else:
                 cells.append(interval(mine, base))
         seeds = min(len(found[name, data]) for data in JUDGED)
-        lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(ranks[name]):.1f} | {seeds} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {seeds} |")
     return "\n".join(lines)
 
 

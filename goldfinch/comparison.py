@@ -52,7 +52,7 @@ def compare(
         output: the folder; ``None`` takes one that is named after the settings.
         storage: the URL of a database that keeps the studies; empty keeps them in the folder.
         jobs: processes at the same time.
-        studies: independent tuning studies of each method; an interval needs two.
+        studies: independent tuning studies of each method; an interval needs two, a test three.
         trials: trials of a study for each searched setting.
         runs: final runs of each study.
         scores: ``in_domain``, ``leave_one_out`` or both.

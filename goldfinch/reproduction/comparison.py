@@ -1,7 +1,8 @@
 """Compares our numbers with the published ones: mean and deviation over seeds, gaps, order.
 
 **Which rows are ranked with each other.** Rows of one shared model are ranked with each other, and so are rows of
-clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, effects.
+clients' own models. A pair of one of each is left out everywhere: best row, pairs, Spearman, effects. So is a row that
+lacks a seed, or a domain of one.
 
 **When two rows tie.** One test image more or less moves a domain's number by a step: ``100 / (images x models scored on
 them x rounds that count x seeds)``. There is one model per client that is scored on the domain. Two rows tie in a
@@ -25,7 +26,7 @@ from goldfinch.record import RunRecord
 from goldfinch.reproduction.effects import Effect, Order, Standing, chance_of
 from goldfinch.reproduction.published import PublishedRow, PublishedTable, Scale
 from goldfinch.results.rows import ScoreColumn, ScoreRow, best_row
-from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT
 
 NORMAL = 1.96
 """Deviations of a normal distribution within which 95 % of it lie."""
@@ -94,6 +95,17 @@ class Comparison:
             if column.comparable:
                 columns.append(column)
         return tuple(columns)
+
+    @property
+    def compared(self) -> tuple[Column, ...]:
+        """The columns over which rows are put in order: the comparable ones.
+
+        Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
+        """
+        for line in self.lines:
+            if line.printed.has_cells:
+                return self.comparable
+        return self.columns
 
     @property
     def average(self) -> tuple[str, ...]:
@@ -167,12 +179,13 @@ class Comparison:
         return 2 * sum(personal) > len(personal)
 
     def ranked_with(self, personal: bool) -> list[Line]:
-        """The rows of one kind with a number in every column; a row is never ranked if its score lacks domains."""
+        """The rows of one kind with a number of every seed in every column."""
         lines: list[Line] = []
         for line in self.lines:
             average = line.ours.value(self.average, self.table.rule)
-            if line.ours.personal == personal and average is not None and not average.partial:
-                lines.append(line)
+            if line.ours.personal != personal or line.ours.absent or average is None or average.partial:
+                continue
+            lines.append(line)
         return lines
 
     @cached_property
@@ -198,33 +211,25 @@ class Comparison:
         return max(EXACT, min(steps) / len(columns) / 2)
 
     def order(self, column: Column | None = None, personal: bool | None = None) -> Order:
-        """Agreement of order in a column, or in the average over comparable columns, among rows of one kind.
-
-        Where every row has only a printed average, it is compared with ours over all columns, stand-ins included.
+        """Agreement of order in a column, or in the average over :attr:`compared` ones, among rows of one kind.
 
         Args:
             column: ``None`` is the average.
             personal: rows of clients' own models or of one shared model; ``None`` is the kind of the paper's own row.
         """
-        columns = self.columns
-        for line in self.lines:
-            if line.printed.has_cells:
-                columns = self.comparable
         kind = personal
         if kind is None:
             kind = self.judged
-        compared: Sequence[Column] = columns
+        compared: Sequence[Column] = self.compared
         if column is not None:
             compared = [column]
         pairs: list[tuple[float, float]] = []
-        for line in self.lines:
-            if line.ours.personal != kind or line.ours.partial(self.average, self.table.rule):
-                continue
+        for line in self.ranked_with(kind):
             if column is not None:
                 ours, theirs = line.ours.value(column.key, self.table.rule), self.published(line, column)
             else:
-                ours = line.ours.value(average_of(columns), self.table.rule)
-                theirs = self.published_average(line, columns)
+                ours = line.ours.value(average_of(compared), self.table.rule)
+                theirs = self.published_average(line, compared)
             if ours is not None and theirs is not None:
                 pairs.append((ours.mean, theirs))
         return agreement(pairs, self.tolerance(compared))
@@ -257,30 +262,25 @@ class Comparison:
         return [line for line in self.ranked_with(self.own.ours.personal) if line is not self.own]
 
     def standing(self) -> Standing | None:
-        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival."""
-        if self.own is None or not self.rivals:
+        """Where the paper's own row stands among the rows that are ranked with it; ``None`` if it has no rival.
+
+        By the average over :attr:`compared` columns, as the pairs of :meth:`order`.
+        """
+        if self.own is None or not self.rivals or not self.compared:
             return None
         mine = self._mean(self.own)
-        ahead = [line for line in self.rivals if self._mean(line) > mine + self.tolerance(self.columns)]
+        ahead = [line for line in self.rivals if self._mean(line) > mine + self.tolerance(self.compared)]
         return Standing(self.own.printed.label, len(self.rivals) + 1, len(ahead) + 1)
 
-    @property
-    def paired(self) -> bool:
-        """Whether the scores of single seeds are known of all rows that effects are of."""
-        lines = self.rivals
-        if self.own is not None:
-            lines.append(self.own)
-        return all(line.ours.scores(self.average, self.table.rule) for line in lines)
-
     def _mean(self, line: Line) -> float:
-        average = line.ours.value(self.average, self.table.rule)
+        average = line.ours.value(average_of(self.compared), self.table.rule)
         assert average is not None  # it is ranked
         return average.mean
 
     def effects(self) -> list[Effect]:
         """The paper's own row minus each row that is ranked with it, over all columns, in the table's order.
 
-        Where a column is a stand-in, no printed difference is one of the same columns.
+        Differences are paired by seed. Where a column is a stand-in, no printed difference is one of the same columns.
         """
         effects: list[Effect] = []
         if self.own is None:
@@ -291,8 +291,10 @@ class Comparison:
             printed = None
             if mine is not None and theirs is not None and len(self.comparable) == len(self.columns):
                 printed = mine - theirs
-            ours = difference_of(self.own, line, self.average, self.table.rule, paired=self.paired)
-            effects.append(Effect(line.printed.label, ours.mean, ours.low, ours.high, printed))
+            ours = self.own.ours.minus(line.ours, self.average, self.table.rule)
+            if ours is not None:
+                tested = ours.p is not None
+                effects.append(Effect(line.printed.label, ours.mean, ours.low, ours.high, printed, tested))
         return effects
 
     def noise(self, line: Line, columns: Sequence[Column]) -> float | None:
@@ -326,20 +328,6 @@ class Comparison:
             for run in line.ours.runs:
                 hashes |= run.facts.splits
         return dict(sorted(hashes.items()))
-
-
-def difference_of(one: Line, other: Line, column: ScoreColumn, rule: str, *, paired: bool) -> Difference:
-    """Return the difference of two rows that have a value: ``paired`` by seed where they share two, else of means."""
-    first, second = one.ours.scores(column, rule), other.ours.scores(column, rule)
-    seeds = sorted(first.keys() & second.keys())
-    if paired and len(seeds) > 1:
-        return paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-    values = []
-    for line in (one, other):
-        value = line.ours.value(column, rule)
-        assert value is not None
-        values.append((value.mean, value.deviation, len(line.ours.seeds)))
-    return unpaired_difference(*values)
 
 
 def average_of(columns: Sequence[Column]) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Effect:
         ours: our difference of the averages, in percentage points.
         low, high: the ends of its 95 % interval; ``None`` without one.
         printed: the printed difference; ``None`` where there is none to compare with.
+        tested: whether the interval may decide: it has three seeds or more.
     """
 
     rival: str
@@ -47,11 +48,12 @@ class Effect:
     low: float | None
     high: float | None
     printed: float | None
+    tested: bool = True
 
     @property
     def lies(self) -> str:
-        """Where the printed difference lies: ``inside`` our interval, ``outside``, or ``-`` without one of the two."""
-        if self.printed is None or self.low is None or self.high is None:
+        """Where the printed difference lies: ``inside`` our interval, ``outside``, or ``-`` where nothing is tested."""
+        if not self.tested or self.printed is None or self.low is None or self.high is None:
             return "-"
         if self.low <= self.printed <= self.high:
             return "inside"

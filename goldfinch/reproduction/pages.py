@@ -81,7 +81,7 @@ def pages(
         "best": BEST if ours.strong else "",
         "effects": _effects(comparison),
         "chance": _chance(comparison),
-        "unpaired": not comparison.paired,
+        "seeds": len(comparison.seeds),
         "own": table.own,
         "noise": any(comparison.noise(line, comparison.comparable) for line in comparison.lines),
         "facts": Sheet("", ("", ""), _facts(comparison)),
@@ -209,8 +209,11 @@ def _chance(comparison: Comparison) -> str:
     if standing is None or not order.pairs:
         return ""
     tied = f" ({order.tied} tied)" if order.tied else ""
+    where = ""
+    if len(comparison.compared) < len(comparison.columns):
+        where = f"Over {', '.join(column.title for column in comparison.compared)}: "
     return (
-        f"{order.kept} of {order.pairs} pairs{tied} are in the paper's order; {standing.own} is number "
+        f"{where}{order.kept} of {order.pairs} pairs{tied} are in the paper's order; {standing.own} is number "
         f"{standing.place} of {standing.rows}. If all were equal, {percent(order.chance)} of orders would keep as many."
     )
 

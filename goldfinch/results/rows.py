@@ -441,8 +441,8 @@ def best_row(
     """Return the best row of a column, which tables and pages print in bold; ``None`` if no row is the best.
 
     This is the one rule for "best" of rows. A row is the best if it is better than every other row that is ranked with
-    it: the 95 % interval of their difference, paired by seed, excludes 0. There is no such interval, and so no best
-    row, if two of them have other seeds, rounds, code, images or clients, or one seed, or are identical.
+    it: the 95 % interval of their difference, paired by seed, excludes 0. Nothing is tested, and so there is no best
+    row, if two of them have other seeds, rounds, code, images or clients, or fewer than three seeds, or are identical.
 
     Rows of one shared model are ranked with each other; rows of clients' own models are if there are no others. A bound
     and a partial score are ranked with none. (The best *round* of a run is another matter: it is chosen by
@@ -500,12 +500,12 @@ def sign_of(row: ScoreRow[Any], column: ScoreColumn) -> int:
 def _is_better(row: ScoreRow[Any], other: ScoreRow[Any], column: ScoreColumn, rule: str) -> bool:
     """Return whether the interval of the difference of two whole rows is on the better side of 0."""
     conditions = [(each.seeds, each.rounds, each.scored_images) for each in (row, other)]
-    if conditions[0] != conditions[1] or len(row.seeds) < 2 or ran_other_code(row, other):
+    if conditions[0] != conditions[1] or ran_other_code(row, other):
         return False
     if changed_images([row, other]) or absent_clients([row, other]):
         return False
     difference = row.minus(other, column, rule)
-    if difference is None or difference.low is None or difference.high is None:
+    if difference is None or difference.p is None or difference.low is None or difference.high is None:
         return False
     return sign_of(row, column) * difference.low > 0 and sign_of(row, column) * difference.high > 0
 

@@ -1,6 +1,6 @@
 """The statistics of comparisons: intervals, one paired test, Holm's correction, and ranks.
 
-Sources: Student's t; Welch (Biometrika 1947); Holm (Scand. J. Statist. 1979).
+Sources: Student's t; Holm (Scand. J. Statist. 1979).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ LEVEL = 0.05
 EXACT = 1e-9
 """The difference of scores up to which floating point alone may make them differ."""
 
+FEWEST_TESTED = 3
+"""The fewest values that are tested: two, in whole numbers of images, are too often nearly alike by chance."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -23,10 +26,11 @@ class Difference:
 
     Args:
         mean: the mean.
-        half_width: half of its 95 % confidence interval by Student's t; ``None`` where ``p`` is.
-        p: the two-sided p-value of the t-test that the mean is zero; ``None`` for a single value, and for values that
-            are equal to within :data:`EXACT`: few values in whole numbers of images can be equal by chance, and
+        half_width: half of its 95 % confidence interval by Student's t; ``None`` for a single value, and for values
+            that are equal to within :data:`EXACT`: few values in whole numbers of images can be equal by chance, and
             Student's t is not defined there.
+        p: the two-sided p-value of the t-test that the mean is zero; ``None`` where ``half_width`` is, and for fewer
+            than :data:`FEWEST_TESTED` values.
         identical: whether it is 0 because both rows ended in the same states; then there is nothing to test.
     """
 
@@ -80,6 +84,8 @@ def mean_interval(values: Sequence[float]) -> Difference:
     error = statistics.stdev(values) / math.sqrt(len(values))
     freedom = len(values) - 1
     half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error
+    if len(values) < FEWEST_TESTED:
+        return Difference(mean, half_width)
     return Difference(mean, half_width, 2 * float(t.sf(abs(mean) / error, freedom)))
 
 
@@ -94,33 +100,6 @@ def paired_difference(scores: Sequence[float], base: Sequence[float]) -> Differe
         ValueError: the numbers of scores differ, or there is none.
     """
     return mean_interval([one - other for one, other in zip(scores, base, strict=True)])
-
-
-Spread = tuple[float, float | None, int]
-"""A mean, the sample deviation, and the number of values."""
-
-
-def unpaired_difference(one: Spread, other: Spread) -> Difference:
-    """Return the difference of two means of independent values, with its 95 % interval by Welch's t.
-
-    Without a deviation, or with two that are at most :data:`EXACT`, there is no interval.
-    """
-    from scipy.stats import t
-
-    difference = one[0] - other[0]
-    variances: list[float] = []
-    freedom = 0.0
-    for _, deviation, number in (one, other):
-        if deviation is None or number < 2:
-            return Difference(difference)
-        variances.append(deviation**2 / number)
-        freedom += variances[-1] ** 2 / (number - 1)
-    error = math.sqrt(sum(variances))
-    if error <= EXACT:
-        return Difference(difference)
-    freedom = sum(variances) ** 2 / freedom
-    half_width = float(t.ppf(1 - LEVEL / 2, freedom)) * error
-    return Difference(difference, half_width, 2 * float(t.sf(abs(difference) / error, freedom)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

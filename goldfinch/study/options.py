@@ -38,7 +38,7 @@ class Rules:
     """The numbers of a comparison.
 
     Args:
-        studies: independent tuning studies of each method, >= 1. An interval needs two.
+        studies: independent tuning studies of each method, >= 1. An interval needs two, a test three.
         trials: trials of a study for each searched setting, >= 1. A method with three searched settings has three
             times as many trials as one with a single setting, so that every setting is tuned alike.
         runs: final runs of each study, >= 1, with seeds that nothing else has.
@@ -52,7 +52,7 @@ class Rules:
         ConfigError: a number or a choice is out of range.
     """
 
-    studies: int = _count(3, "independent tuning studies of each method; an interval needs two")
+    studies: int = _count(3, "independent tuning studies of each method; an interval needs two, a test three")
     trials: int = _count(8, "trials of a study for each searched setting")
     runs: int = _count(2, "final runs of each study")
     scores: Sequence[str] = _choice(

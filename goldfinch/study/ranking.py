@@ -351,7 +351,7 @@ def notes(ranking: Ranking) -> list[str]:
     if "not tested" in by_verdict and all(row.unit == "seed" for row in ranking.rows):
         sentences.append("Not tested: the final runs of one study share what it chose; --studies 3 tests methods.")
     elif "not tested" in by_verdict:
-        sentences.append("Not tested: an interval needs studies that differ.")
+        sentences.append("Not tested: a test needs three studies that differ.")
     bounds = [row.label for row in ranking.rows if row.bound]
     if bounds:
         sentences.append(f"{', '.join(bounds)}: {BOUNDS}.")

@@ -163,14 +163,16 @@ def test_the_page_is_whole_without_scripts(html: str) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_the_best_of_a_column_is_bold(tmp_path: Path, finished_runs: Path) -> None:
     for method, shift in (("fedavg", 0), ("fpl", 100)):
-        for seed in (0, 1):
+        for seed in (0, 1, 2):
             folder = tmp_path / f"{method}-{seed}"
-            shutil.copytree(finished_runs / folder.name, folder)
+            shutil.copytree(finished_runs / f"{method}-{min(seed, 1)}", folder)
+            config = (folder / "config.yaml").read_text()
+            (folder / "config.yaml").write_text(re.sub(r"^seed: \d", f"seed: {seed}", config, flags=re.MULTILINE))
             right = shift + seed * (1 + shift // 100)
             rewrite(folder / "scores.jsonl", lambda line, right=right: {**line, "count": 200, "correct": right})
     page = write_report([str(tmp_path)]).read_text()
-    assert "<strong>50.50</strong>" in page
-    assert "<strong>0.25</strong>" not in page
+    assert "<strong>51.00</strong>" in page
+    assert "<strong>0.50</strong>" not in page
     assert f"goldfinch export {tmp_path}/fpl-0 --to models/fpl</pre>" in page
 
 

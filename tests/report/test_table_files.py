@@ -25,10 +25,14 @@ def entry(average: float, seed: int = 0, method: str = "fpl", missing: tuple[str
     return scored_run(average, seed=seed, method=method, domains=("a_1", "b"), missing=missing)
 
 
+def seeds_of(method: str, *averages: float) -> list[RunRecord]:
+    return [entry(average, seed, method) for seed, average in enumerate(averages)]
+
+
 @pytest.fixture
 def board() -> ScoreTable:
-    """FPL with two seeds, and FedAvg with two under a name that a spreadsheet would compute."""
-    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="=fedavg"), entry(64.2, 1, method="=fedavg")]
+    """FPL with three seeds, and FedAvg with three under a name that a spreadsheet would compute."""
+    runs = seeds_of("fpl", 50.0, 54.0, 52.0) + seeds_of("=fedavg", 60.0, 64.2, 62.1)
     (found,) = group_runs(runs)
     return found
 
@@ -36,8 +40,8 @@ def board() -> ScoreTable:
 def test_latex_escapes_and_has_the_best_in_bold(board: ScoreTable) -> None:
     text = table_text([board], "final", "latex")
     assert r"method & a\_1 & b & average & worst & spread & rounds & seeds & MB \\" in text
-    assert r"fpl & 51.00 $\pm$ 2.83 & 53.00 $\pm$ 2.83 & 52.00 $\pm$ 2.83 &" in text
-    assert r"\textbf{62.10 $\pm$ 2.97}" in text
+    assert r"fpl & 51.00 $\pm$ 2.00 & 53.00 $\pm$ 2.00 & 52.00 $\pm$ 2.00 &" in text
+    assert r"\textbf{62.10 $\pm$ 2.10}" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
     assert text.count("{") == text.count("}")
 
@@ -98,10 +102,10 @@ def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.Capture
 
 
 def test_columns_are_shown_in_the_order_they_are_named_and_the_best_stays_in_bold() -> None:
-    runs = [entry(50.0), entry(54.0, 1), entry(60.0, method="fedavg"), entry(64.2, 1, method="fedavg")]
+    runs = seeds_of("fpl", 50.0, 54.0, 52.0) + seeds_of("fedavg", 60.0, 64.2, 62.1)
     text = table_text(group_runs(runs), "final", "latex", ["MB", "average"])
     assert "method & MB & average" in text
-    assert r"fedavg & 0.0 & \textbf{62.10 $\pm$ 2.97} \\" in text
+    assert r"fedavg & 0.0 & \textbf{62.10 $\pm$ 2.10} \\" in text
 
 
 def test_a_domain_that_is_called_as_a_summary_is_found() -> None:

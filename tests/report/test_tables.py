@@ -42,7 +42,7 @@ def test_seeds_share_a_row_with_their_sample_deviation() -> None:
 def test_rows_scored_on_own_models_are_marked_and_not_ranked_with_shared_ones() -> None:
     own = entry(90.0, method="fedbn")
     restate(own, scored=OWN)
-    (board,) = group_runs([*seeds_of("fpl", 50.0, 51.0), *seeds_of("fedavg", 60.0, 61.2), own])
+    (board,) = group_runs([*seeds_of("fpl", 50.0, 51.0, 50.5), *seeds_of("fedavg", 60.0, 61.2, 60.6), own])
     sheet = score_sheet(board, "final")
     assert [row[0] for row in sheet.rows] == ["fpl", "fedavg", "fedbn (seed 0) *"]
     assert {number for number, _ in sheet.strong} == {1}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import posixpath
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from common.metrics import COUNTED
 from common.scores import score_row
 from common.settings import RunSettings
 from goldfinch.trackers.base import ScalarTracker
-from goldfinch.trackers.mlflow import MLflowTracker
+from goldfinch.trackers.mlflow import MLflowTracker, metric_name
 from goldfinch.trackers.scalars import Scalar
 from goldfinch.trackers.wandb import WandbTracker
 from server.run.events import plain_lines
@@ -201,6 +203,23 @@ def test_a_tracker_logs_from_its_opening_on_and_knows_how_the_run_ended(name: st
     tracker(name, {"round": 2})
     tracker.close()
     assert tracker.calls == [("open", "r1", 1), ("log", Scalar("summary/validation", 1, 10.0)), ("close", status)]
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("train_loss/cross_entropy/dark-0", "train_loss/cross_entropy/dark-0"),
+        ("accuracy/Ward B é/ward-0", "accuracy/Ward B é/ward-0"),
+        ("train_loss/a!/dark-0", "train_loss/a_/dark-0"),
+        ("train_loss/../x", "train_loss/.._/x"),
+        ("train_loss//x", "train_loss/_/x"),
+    ],
+)
+def test_what_a_device_names_is_a_name_that_mlflow_accepts(tag: str, name: str) -> None:
+    """MLflow refuses other characters, and names that are no plain path; then the tracker would log no more."""
+    assert metric_name(tag) == name
+    assert re.fullmatch(r"[/\w.\- :]*", name)
+    assert posixpath.normpath(name) == name
 
 
 def test_mlflow_and_wandb_get_batches_within_their_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

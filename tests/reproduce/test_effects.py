@@ -9,16 +9,15 @@ import statistics
 from pathlib import Path
 
 import pytest
-from scipy.stats import ttest_ind
 from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, run_of
 
 from goldfinch.commands.reproduce import ReproductionRequest, numbers
 from goldfinch.reproduction.comparison import Comparison, agreement, levels
-from goldfinch.reproduction.effects import Effect, chance_of, percent
+from goldfinch.reproduction.effects import Effect, Standing, chance_of, percent
 from goldfinch.reproduction.pages import pages
 from goldfinch.results.rows import ScoreRow
-from goldfinch.results.statistics import EXACT, Difference, paired_difference, unpaired_difference
+from goldfinch.results.statistics import EXACT, paired_difference
 
 
 def mean(corrects: list[int], count: int) -> float:
@@ -84,16 +83,7 @@ def test_a_printed_difference_lies_inside_our_interval_or_outside(
     interval: tuple[float | None, float | None], printed: float | None, lies: str
 ) -> None:
     assert Effect("B", 2.0, *interval, printed).lies == lies
-
-
-def test_welch_s_interval_is_scipy_s() -> None:
-    one, other = [50.1, 52.3, 51.0], [47.0, 49.9, 44.2, 46.0]
-    spreads = [(statistics.mean(values), statistics.stdev(values), len(values)) for values in (one, other)]
-    found, wanted = unpaired_difference(*spreads), ttest_ind(one, other, equal_var=False)
-    interval = wanted.confidence_interval()
-    assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
-    assert found.p == pytest.approx(wanted.pvalue)
-    assert unpaired_difference((1.0, None, 1), (2.0, 1.0, 3)) == Difference(-1.0)
+    assert Effect("B", 2.0, *interval, printed, tested=False).lies == "-"
 
 
 def counted(found: Comparison, images: int, clients: str = "a") -> Comparison:
@@ -124,15 +114,46 @@ def test_a_gap_to_print_has_the_noise_of_the_test_images() -> None:
     assert "half the 95 % interval from test images" in pages(found, "x")[0]
 
 
-def test_effects_are_paired_by_seed_where_seeds_are_shared() -> None:
-    found = dataclasses.replace(comparison(), table=dataclasses.replace(comparison().table, own="B"))
+def of_b(*, whole: bool = True) -> Comparison:
+    """The comparison as if B were the paper's own row."""
+    found = comparison(whole=whole)
+    return dataclasses.replace(found, table=dataclasses.replace(found.table, own="B"))
+
+
+def test_effects_are_paired_by_seed() -> None:
+    found = of_b()
     rivals = found.effects()
     assert [effect.rival for effect in rivals] == ["A", "C|D"]
     ours = [statistics.mean(scores) for scores in ((86, 70, 99), (86, 72, 99))]
     theirs = [statistics.mean(scores) for scores in ((80, 70, 30), (84, 74, 30))]
     assert str(rivals[0]) == str(paired_difference(ours, theirs))
-    assert rivals[1].low is None, "one seed"
+    assert rivals[1].low is not None
+    assert [effect.lies for effect in rivals] == ["-", "-"], "two seeds are not tested"
     assert [effect.printed for effect in rivals] == [None, None], "a column is a stand-in"
+
+
+def test_a_row_that_lacks_a_seed_is_in_no_order_and_has_no_effect() -> None:
+    found = of_b(whole=False)
+    assert [effect.rival for effect in found.effects()] == ["A"]
+    assert found.standing() == Standing("B", 2, 1)
+    assert found.order().rows == 2
+    text = pages(found, "x")[0]
+    assert "### Not finished, and so not ranked\n" in text
+    alone = comparison(whole=False)  # the paper's own row itself
+    assert (alone.standing(), alone.effects()) == (None, [])
+
+
+def test_pairs_and_standing_are_of_the_same_columns() -> None:
+    found = of_b()  # first with the stand-in: 85.33, A 61.33, C|D 56.67; C|D is without it
+    assert found.standing() == Standing("B", 3, 2)
+    assert "Over MNIST, USPS: " in pages(found, "x")[0]
+
+
+def test_one_seed_has_no_interval_and_the_page_says_so() -> None:
+    found = of_b()
+    lines = [dataclasses.replace(line, ours=ScoreRow(line.ours.label, line.ours.runs[:1])) for line in found.lines]
+    text = pages(dataclasses.replace(found, lines=tuple(lines), seeds=(0,)), "x")[0]
+    assert "in points; one seed, so no interval." in text
 
 
 def test_there_are_no_effects_without_a_rival() -> None:
@@ -177,7 +198,7 @@ def test_a_row_with_a_missing_domain_is_marked_named_and_never_ranked() -> None:
 def test_the_page_has_effects_and_what_chance_gives() -> None:
     text = pages(comparison(), "x")[0]
     assert "C|D minus each row that is ranked with it" in text
-    assert "2 of 2 pairs are in the paper's order; C|D is number 3 of 3." in text
+    assert "Over MNIST, USPS: 2 of 2 pairs are in the paper's order; C|D is number 1 of 3." in text
     assert "If all were equal, 33.3 % of orders would keep as many." in text
 
 

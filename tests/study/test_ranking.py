@@ -62,10 +62,10 @@ def test_all_tests_of_the_page_are_corrected_together() -> None:
 
 
 def test_equal_methods_share_a_rank_and_are_not_called_level() -> None:
-    found = table({"fedavg": [[50], [60]], "fpl": [[50], [60]], "moon": [[49], [60]]})
+    found = table({"fedavg": [[50], [60], [55]], "fpl": [[50], [60], [55]], "moon": [[49], [60], [55]]})
     assert [(row.label, row.rank) for row in found.rows] == [("fedavg", 1), ("fpl", 1), ("moon", 3)]
     text = ranked_table(found)
-    assert "- Not distinguished from fedavg: moon.\n- Not tested: an interval needs studies that differ." in text
+    assert "- Not distinguished from fedavg: moon.\n- Not tested: a test needs three studies that differ." in text
     assert "level" not in text
     assert "best" not in text
 
