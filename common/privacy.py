@@ -172,5 +172,5 @@ def gaussian(shape: tuple[int, ...], draws: torch.Generator | None) -> Tensor:
         from scipy.special import ndtri  # here, since it is slow to import and few runs need it
 
     words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
-    return torch.from_numpy(ndtri(uniform)).reshape(shape)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0; the largest word rounds to 1
+    return torch.from_numpy(ndtri(uniform.clip(max=1 - 2.0**-53))).reshape(shape)

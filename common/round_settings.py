@@ -123,8 +123,8 @@ class RoundSettings:
             ``None`` sets no limit.
         largest_share: a client's largest share of an average over three clients or more, in (0, 1]. 1 sets no limit;
             with 0.5 no client decides alone. See :mod:`strategies.core.aggregation`.
-        transport: dtype to which float32 tensors of the model and of the method are rounded on the wire, both ways;
-            prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
+        transport: dtype to which float32 tensors of two dimensions or more, of model and method, are rounded on the
+            wire, both ways; vectors, prototypes and other dtypes are sent unchanged. See :mod:`common.wire.payload`.
         memory: GiB of an exchange's updates that stay in the server's memory, >= 0. Further updates are stored in
             memory-mapped files in the run's folder until they are averaged; see :mod:`common.storage`.
         key: what a round's participants are drawn from. ``None``: in simulations the seed; in a deployment, whose

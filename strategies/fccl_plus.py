@@ -39,6 +39,9 @@ OWN = "own/"
 AVERAGED = ("logits", "similarities")
 """The tensors about the public images that the server averages."""
 
+SLACK = 1 + 2**-7
+"""How far a similarity may exceed that of equal features: ``rounds.transport=bfloat16`` rounds up by up to 2^-8."""
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +309,7 @@ class FCCLPlus(Averaging):
         """Refuse similarities that are no cosines over their temperature."""
         if server.exchange == "train":
             largest = float(update.extra["similarities"].abs().max())
-            if largest > 1.001 / self.similarity_temperature:
+            if largest > SLACK / self.similarity_temperature:
                 raise PayloadError(f"a similarity of {largest:.3g} is no cosine over {self.similarity_temperature}")
 
     def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
@@ -316,7 +319,10 @@ class FCCLPlus(Averaging):
         return GlobalState(state.weights, state.prototypes, self.mean_outputs(updates, server), round=state.round)
 
     def mean_outputs(self, updates: Sequence[Update], server: ServerContext) -> Mapping[str, Tensor]:
-        """Return the plain means over the clients that have the commonest public images."""
+        """Return the means over the clients that have the commonest public images, by the aggregation rule.
+
+        They are plain if fewer clients than a robust rule needs have these images: the others are left out already.
+        """
         counts = Counter(int(update.extra["images"]) for update in updates)
         commonest = counts.most_common(1)[0][0]
         tables: list[Mapping[str, Tensor]] = []
@@ -324,7 +330,7 @@ class FCCLPlus(Averaging):
             if int(update.extra["images"]) == commonest:
                 tables.append({name: update.extra[name] for name in AVERAGED})
         means: dict[str, Tensor] = {}
-        if server.aggregation.robust:
+        if server.aggregation.robust and len(tables) >= server.aggregation.min_answers:
             means = server.aggregation.combine(tables, [1.0] * len(tables))
         else:
             for name in AVERAGED:

@@ -150,10 +150,15 @@ class FDSE(Averaging):
         """Split every convolution and hidden linear layer that batch normalisation follows; shortcuts stay.
 
         Raises:
-            ConfigError: the network has no such layer.
+            ConfigError: the network has no such layer, or its backbone does not train.
         """
         if self.split is None:
             return model
+        if getattr(model, "frozen", False):
+            raise ConfigError(
+                "model.freeze=backbone: fdse adds layers of its own to the backbone, which must train; "
+                "set model.freeze=none, or method.split=null"
+            )
         with initialised(seed, "split layers"):
             count = split_layers(model, self.split)
         if not count:

@@ -61,16 +61,19 @@ class FedBN(FedAvg):
         return self.refresh_statistics
 
     def adapt(self, local: ClientContext) -> None:
-        """Set the running statistics to the mean over the batches of one pass."""
+        """Set the running statistics to the mean over the batches of one pass; those of a frozen backbone stay."""
+        local.model.train()  # a frozen backbone stays in evaluation mode, so that the pass would not fill it again
         momenta: dict[_BatchNorm, float | None] = {}
         for layer in local.model.modules():
-            if isinstance(layer, _BatchNorm):
+            if isinstance(layer, _BatchNorm) and layer.training:
                 momenta[layer] = layer.momentum
                 layer.reset_running_stats()
                 layer.momentum = None  # in torch, None takes the mean over all batches
-        local.features(augmented=1, training_mode=True)
-        for layer, momentum in momenta.items():
-            layer.momentum = momentum
+        try:
+            local.features(augmented=1, training_mode=True)
+        finally:
+            for layer, momentum in momenta.items():
+                layer.momentum = momentum
 
 
 def norm_state_names(model: nn.Module) -> set[str]:

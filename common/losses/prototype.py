@@ -260,7 +260,8 @@ def evaluate_call(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     dtype = working_dtype(call.features)
     features = call.features.detach().to(dtype)
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    inverse = length.reciprocal().masked_fill_(length < NORM_FLOOR, 0.0)  # [B, 1]
+    # Adding 0 times the length makes the inverse of an infinite length NaN, not the 0 of a zero vector, and no other.
+    inverse = length.reciprocal().add_(length, alpha=0.0).masked_fill_(length < NORM_FLOOR, 0.0)  # [B, 1]
     zero = features.new_zeros(())
     sums = [zero, zero, zero, zero]
     gradient = None

@@ -163,7 +163,7 @@ def prototype_kernel(
             target_squares += u * u
             target_product += z * u
     length = tl.sqrt_rn(tl.sum(squares, 0))
-    inverse = tl.where(length < 1e-12, 0.0, 1.0 / length)
+    inverse = tl.where(length < 1e-12, 0.0, 1.0 / length + length * 0.0)  # of an infinite length NaN, not 0
 
     contrast = 0.0
     alignment = 0.0

@@ -5,10 +5,12 @@ The header is JSON in the safetensors metadata. In a device's reply it contains 
 :class:`~common.wire.messages.Answer`; in the server's message only the schema version, since the request is sent as
 text. Nothing is pickled.
 
-``rounds.transport`` halves the bytes: float32 tensors are rounded to bfloat16 or float16 before they are sent, and
-converted to float32 after they are received. Every engine sends the same values, so a run has the same result on all of
-them. The server's own state stays float32. Integers, booleans and float64 are sent unchanged. So are prototype sets: a
-mean per class has a thousandth of a model's bytes, and is a method's only information about other domains.
+``rounds.transport`` halves the bytes: float32 tensors of two dimensions or more are rounded to bfloat16 or float16
+before they are sent, and converted to float32 after they are received. Every engine sends the same values, so a run has
+the same result on all of them. The server's own state stays float32. Integers, booleans and float64 are sent unchanged.
+So are scalars and vectors, which have few bytes: next to 1, where the scales of a normalisation begin, numbers of
+bfloat16 lie 2^-7 apart, and a round's step is shorter. So are prototype sets: a mean per class has a thousandth of a
+model's bytes, and is a method's only information about other domains.
 """
 
 from __future__ import annotations
@@ -245,7 +247,7 @@ def _fits(shape: Sequence[int]) -> bool:
 
 
 def cast_down(payload: Payload, transport: str) -> Payload:
-    """Return the payload to send, with float32 tensors rounded to the transport's dtype.
+    """Return the payload to send, with float32 tensors of two dimensions or more rounded to the transport's dtype.
 
     Raises:
         PayloadError: a number is not finite, or becomes infinite in the transport's dtype.
@@ -259,7 +261,7 @@ def _narrow(tensors: Mapping[str, Tensor], transport: str) -> dict[str, Tensor]:
     narrowed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         narrowed[name] = tensor
-        if tensor.dtype == torch.float32:
+        if tensor.dtype == torch.float32 and tensor.ndim >= 2:
             narrowed[name] = tensor.to(TRANSPORTS[transport])
             if not bool(torch.isfinite(narrowed[name]).all()):
                 raise PayloadError(_not_carried(name, tensor, transport))
@@ -286,7 +288,7 @@ def cast_up(payload: Payload, transport: str) -> Payload:
     """Return a received payload with its tensors as float32 again, the inverse of :func:`cast_down`.
 
     Raises:
-        PayloadError: a tensor was sent as float32, although the run's transport is another.
+        PayloadError: a tensor of two dimensions or more was sent as float32, although the run's transport is another.
     """
     if transport == "float32":
         return payload
@@ -296,7 +298,7 @@ def cast_up(payload: Payload, transport: str) -> Payload:
 def _widen(tensors: Mapping[str, Tensor], transport: str) -> dict[str, Tensor]:
     widened: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.dtype == torch.float32:
+        if tensor.dtype == torch.float32 and tensor.ndim >= 2:
             raise PayloadError(f"{name:.99} was sent as float32; this run's transport is {transport}")
         if tensor.dtype == TRANSPORTS[transport]:
             tensor = tensor.float()

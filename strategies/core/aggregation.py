@@ -184,15 +184,10 @@ class Mean:
         Raises:
             ValueError: there are fewer updates than the rule needs.
         """
-        states: list[Mapping[str, Tensor]] = []
-        shares: list[float] = []
-        for update in updates:
-            states.append(update.weights)
-            if uniform:
-                shares.append(1.0)
-            else:
-                shares.append(update.samples)
-        return self.combine(states, shares)
+        shares: list[float] = [1.0] * len(updates)
+        if not uniform:
+            shares = [update.samples for update in updates]
+        return self.combine([update.weights for update in updates], shares)
 
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
         """Return one state of the participants' states, weighed by ``shares``. See :func:`average`."""
@@ -281,14 +276,9 @@ def cap_samples(updates: Sequence[Update], clients: Sequence[Client], share: flo
         share: largest share of one client in the sum of all samples.
     """
     registered = {client.id: client for client in clients}
-    senders: list[Client] = []
-    samples: list[int] = []
-    for update in updates:
-        client = registered[update.client.id]
-        senders.append(client)
-        samples.append(client.samples)
+    senders = [registered[update.client.id] for update in updates]
     if len(senders) >= MIN_CLIENTS:
-        senders = limit_samples(senders, sample_limit(samples, share))
+        senders = limit_samples(senders, sample_limit([client.samples for client in senders], share))
     capped: list[Update] = []
     for update, client in zip(updates, senders, strict=True):
         if client.samples < update.samples:

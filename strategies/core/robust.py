@@ -12,7 +12,7 @@ one's own becomes a rule.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from common.config import checked
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet, class_means
-from strategies.core.aggregation import Mean, average
+from strategies.core.aggregation import STACKED_ELEMENTS, Mean, average
 
 
 @checked
@@ -125,7 +125,8 @@ def _tables(sets: Sequence[PrototypeSet]) -> dict[int, tuple[list[int], Tensor]]
 
 
 ITERATIONS = 100
-"""Steps of Weiszfeld's algorithm, which starts from the mean."""
+"""Steps of Weiszfeld's algorithm. It starts from the mean of the smallest majority around the medoid: from the mean of
+all, three of seven hostile clients at the gate's bound would still be far away after so many steps."""
 
 SMOOTHING = 1e-6
 """Smallest distance that is divided by, as a share of the median distance."""
@@ -137,9 +138,9 @@ class GeometricMedian(RobustRule):
 
     Known as RFA (Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022). The
     smoothed Weiszfeld algorithm computes the median over all floating-point tensors together. The median tolerates
-    hostile clients if they are fewer than half. The result is an average with shares, so counters are averaged with the
-    same shares. If a method clusters rows, those of the smallest majority of clients nearest to the class's geometric
-    median are used.
+    hostile clients if they are fewer than half. Counters are no part of it: their result is the plain lower median, see
+    :func:`~strategies.core.aggregation.average`. If a method clusters rows, those of the smallest majority of clients
+    nearest to the class's geometric median are used.
     """
 
     @property
@@ -154,51 +155,69 @@ class GeometricMedian(RobustRule):
     def combine(self, states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:  # noqa: ARG002
         """Average the states with the shares that give the geometric median."""
         self._need(states)
-        return average(states, self._shares(_distances(states)).tolist())
-
-    def _shares(self, squares: Tensor) -> Tensor:
-        """Return the shares ``[n]`` of the geometric median from squared distances ``[n, n]``, both float64.
-
-        Every iterate is an average of the points with shares b, so its squared distance from point j is
-        ``sum_i b_i D_ij - 1/2 sum_ik b_i b_k D_ik``, and the points themselves are not needed.
-        """
-        shares = torch.full((len(squares),), 1.0 / len(squares), dtype=torch.float64)
-        for _ in range(ITERATIONS):
-            distances = _from_average(squares, shares)
-            smallest = SMOOTHING * float(distances.median())
-            if smallest == 0.0:  # half of the points or more are equal to the average
-                return shares
-            shares = 1.0 / distances.clamp(min=smallest)
-            shares /= shares.sum()
-        return shares
+        return average(states, _shares(_products(states)).tolist())
 
     def combine_rows(self, table: Tensor) -> Tensor:
         """Return the geometric median of the rows."""
-        shares = self._shares((table[:, None] - table).square().sum(2))
-        return shares @ table
+        rows = [{"row": row} for row in table]
+        return _shares(_products(rows)) @ table
 
     def chosen_rows(self, table: Tensor) -> Tensor:
         """Return the smallest majority, the nearest to the geometric median."""
-        distances = torch.linalg.vector_norm(table - self.combine_rows(table), dim=1)
-        majority = len(table) // 2 + 1
-        return torch.sort(distances, stable=True).indices[:majority].sort().values
+        return _majority(torch.linalg.vector_norm(table - self.combine_rows(table), dim=1))
 
 
-def _from_average(squares: Tensor, shares: Tensor) -> Tensor:
-    """Return the distance ``[n]`` of each point from the average with ``shares``, by squared distances ``[n, n]``."""
-    means = squares @ shares
-    return (means - shares @ means / 2).clamp(min=0.0).sqrt()
+def _shares(products: Tensor) -> Tensor:
+    """Return the shares ``[n]`` of the geometric median from :func:`_products`.
+
+    Every iterate is an average of the points with shares b, so its squared distance from point j is
+    ``G_jj - 2 (G b)_j + b' G b``, and the points themselves are not needed.
+    """
+    squares = products.diagonal()
+    shares = torch.zeros_like(squares)
+    near = _majority(squares)
+    shares[near] = 1.0 / len(near)
+    for _ in range(ITERATIONS):
+        means = products @ shares
+        distances = (squares - 2 * means + shares @ means).clamp(min=0.0).sqrt()
+        smallest = SMOOTHING * float(distances.median())
+        if smallest == 0.0:  # half of the points or more are equal to the average
+            return shares
+        shares = 1.0 / distances.clamp(min=smallest)
+        shares /= shares.sum()
+    return shares
 
 
-def _distances(states: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return ``[n, n]`` float64: the squared distances between the states' floating-point tensors."""
-    result = torch.zeros(len(states), len(states), dtype=torch.float64)
-    names = [name for name, tensor in states[0].items() if tensor.is_floating_point()]
-    for row in range(len(states)):
-        for column in range(row):
-            square = 0.0
-            for name in names:
-                difference = states[row][name].double() - states[column][name].double()
-                square += float(difference.square().sum())
-            result[row, column] = result[column, row] = square
-    return result
+def _majority(distances: Tensor) -> Tensor:
+    """Return the indices, ascending, of the smallest majority of ``distances [n]``, the nearest."""
+    majority = len(distances) // 2 + 1
+    return torch.sort(distances, stable=True).indices[:majority].sort().values
+
+
+def _products(states: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return ``[n, n]`` float64: the scalar products of the states' floating-point tensors, seen from the medoid.
+
+    The medoid is the state with the smallest median distance from all. If fewer than half of the states are hostile, it
+    lies among the honest ones, so these have short differences, which stay exact however long a hostile one is. In the
+    squared distances from a hostile state, or from the mean, rounding would hide them.
+    """
+    squares = torch.zeros(len(states), len(states), dtype=torch.float64)
+    for block in _blocks(states):
+        squares += torch.cdist(block, block, compute_mode="donot_use_mm_for_euclid_dist").square()
+    medoid = int(squares.median(1).values.argmin())
+    products = torch.zeros_like(squares)
+    for block in _blocks(states):
+        differences = block - block[medoid]
+        for row, difference in enumerate(differences):
+            products[row, : row + 1] += (differences[: row + 1] * difference).sum(1)
+    return products + products.tril(-1).T
+
+
+def _blocks(states: Sequence[Mapping[str, Tensor]]) -> Iterator[Tensor]:
+    """Yield ``[n, block]`` float64: the numbers of the states' floating-point tensors, one block after the other."""
+    size = max(1, STACKED_ELEMENTS // len(states))
+    for name, tensor in states[0].items():
+        if tensor.is_floating_point():
+            parts = [state[name].reshape(-1).split(size) for state in states]
+            for part in zip(*parts, strict=True):
+                yield torch.stack(part).double()

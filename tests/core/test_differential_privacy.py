@@ -91,6 +91,13 @@ def test_standard_normal_numbers_are_that(draws: torch.Generator | None) -> None
     assert len(numbers.unique()) == numbers.numel()
 
 
+def test_the_largest_and_the_smallest_word_of_the_system_are_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for byte, sign in ((b"\xff", 1.0), (b"\x00", -1.0)):
+        monkeypatch.setattr("os.urandom", lambda count, byte=byte: byte * count)
+        number = sign * float(gaussian((1,), None))
+        assert 8.2 < number < 8.3
+
+
 def test_noise_repeats_in_simulation_and_never_on_a_device_of_its_own(tmp_path: Path) -> None:
     settings = private("fpl", tmp_path)
     assert released(settings) == released(settings)

@@ -8,18 +8,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from support.exchanges import local_exchange
 from support.runs import run
 from support.toy import Toy, toy_settings
-from torch import nn
+from torch import Tensor, nn
 
 from client.device import Device
 from common.choices import CONF
+from common.config import checked
 from common.data.batches import Augmentation
 from common.errors import ConfigError
+from common.models.base import Model, shapes_only
+from common.models.specs import ModelSpec
 from common.settings import RunSettings, load_settings
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
+from strategies.core.exchange import Phase
 from strategies.core.method import build_model
+from strategies.fedavg import FedAvg
 
 PLAIN = Augmentation(mean=(0.5,), std=(0.25,))
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -49,7 +56,7 @@ def passes(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.long
 def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(method: str, tmp_path: Path) -> None:
     settings = frozen(method, tmp_path, train={"rounds": 1, "epochs": 1})
-    if method == "fedsr":  # it puts layers of its own between backbone and classifier
+    if method in ("fdse", "fedsr"):  # layers of their own take the place of the backbone's, or follow them
         with pytest.raises(ConfigError, match=r"set model\.freeze=none"):
             run(settings)
         return
@@ -68,17 +75,13 @@ def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(met
     assert not heads or any(not torch.equal(state[name], initial[name]) for name in heads)
 
 
-PROBES = 1
-"""Images that are passed to find out whether the network can train on a batch of one."""
-
-
 def test_features_are_computed_once_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = frozen("fpl", tmp_path)
     counts = passes(settings, monkeypatch)
     done = run(settings)
     samples = sum(int(row["samples"]) for row in done.replies() if row["round"] == "1")
     tested = sum(int(row["count"]) for row in done.scores("test") if row["round"] == "0")
-    assert sum(counts) == samples + tested + PROBES
+    assert sum(counts) == samples + tested
 
 
 def test_the_cache_changes_nothing_but_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +102,72 @@ def test_augmented_images_are_passed_through_the_backbone_every_time(
     done = run(settings)
     samples = sum(int(row["samples"]) for row in done.replies() if row["round"] == "1")
     tested = sum(int(row["count"]) for row in done.scores("test") if row["round"] == "0")
-    assert sum(counts) == 2 * 2 * samples + tested + PROBES
+    assert sum(counts) == 2 * 2 * samples + tested
 
 
 def test_noise_on_the_weights_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.update_clip=null"):
         load_settings(["model.freeze=backbone", "privacy=gaussian", "privacy.update_clip=1"])
+
+
+class OwnBackbone(nn.Module):
+    """A stem that the user has frozen, and layers that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.stem.eval().requires_grad_(False)
+        self.rest = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.relu(self.rest(self.stem(images))).mean((2, 3))
+
+
+@checked
+class OwnNetwork(ModelSpec):
+    """A network with a frozen stem."""
+
+    def _construct(self, class_count: int, image_size: int) -> Model:
+        return Model(OwnBackbone(), nn.Linear(8, class_count), 8, class_count)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedrep"])
+def test_what_an_own_network_freezes_stays_as_it_is(method: str, tmp_path: Path) -> None:
+    settings = replace(toy_settings(method, tmp_path), model=OwnNetwork())
+    local = local_exchange(settings)
+    initial = local.state.copy()
+    local.method.adapt(local)
+    local.score(local.split)
+    local.run()
+    for name, tensor in local.state.tensors().items():
+        if name.startswith("backbone.stem."):
+            assert torch.equal(tensor, initial[name]), name
+    trained = local.model.get_parameter("backbone.rest.0.weight")
+    assert not torch.equal(trained, initial["backbone.rest.0.weight"])
+    assert trained.requires_grad
+    assert not local.model.get_parameter("backbone.stem.0.weight").requires_grad
+
+
+def test_a_phase_must_train_a_part_that_the_network_does_not_freeze(tmp_path: Path) -> None:
+    method = StemOnly()
+    settings = replace(toy_settings("fedavg", tmp_path), model=OwnNetwork(), method=method)
+    with pytest.raises(ConfigError, match="nothing to train in phase 1"):
+        build_model(settings, 3)
+
+
+@checked
+class StemOnly(FedAvg):
+    """A method that trains what the network freezes."""
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        return (Phase(epochs, lambda name: name.startswith("backbone.stem.")),)
+
+
+def test_built_in_networks_hold_nothing_still(tmp_path: Path) -> None:
+    for name in sorted(path.stem for path in (CONF / "model").glob("*.yaml")):
+        if name in ("by_domain", "timm", "torchvision"):
+            continue
+        with shapes_only():
+            model = load_settings([f"model={name}"]).model.build(4, 64, 0)
+        assert not model.still, name
+        assert all(parameter.requires_grad for parameter in model.parameters()), name

@@ -23,6 +23,7 @@ from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.run.checkpoint import Checkpoints
 from strategies.core.aggregation import Mean
+from strategies.core.gate import MAX_NORM
 from strategies.core.robust import GeometricMedian
 
 State = dict[str, torch.Tensor]
@@ -102,10 +103,15 @@ def test_equal_states_stay_as_they_are() -> None:
     assert all(torch.allclose(found[key].double(), one[key].double(), rtol=2e-7) for key in one)
 
 
+BOUND = MAX_NORM / 6**0.5
+"""Six numbers of this size, the larger tensor's, have the longest norm that the gate accepts."""
+
+
+@pytest.mark.parametrize("value", [1e6, BOUND], ids=["far", "at the gate's bound"])
 @pytest.mark.parametrize("hostile", [1, 2, 3])
-def test_far_liars_move_the_geometric_median_by_less_than_the_honest_differ(hostile: int) -> None:
+def test_far_liars_move_the_geometric_median_by_less_than_the_honest_differ(hostile: int, value: float) -> None:
     honest = states(7 - hostile)
-    liars = [{**states(1)[0], "w": torch.full((3, 2), 1e6), "b": torch.full((4,), 1e6)}] * hostile
+    liars = [{**states(1)[0], "w": torch.full((3, 2), value), "b": torch.full((4,), value)}] * hostile
     found = GeometricMedian().combine([*honest, *liars], [1.0] * 7)
     alone = GeometricMedian().combine(honest, [1.0] * len(honest))
     apart = max(float((one["w"] - other["w"]).norm()) for one, other in combinations(honest, 2))
@@ -119,7 +125,7 @@ def test_totals_are_sums_or_as_many_times_the_rule() -> None:
     assert torch.allclose(rule.totals(given)["w"], 5 * rule.combine(given, [1.0] * 5)["w"].double())
 
 
-@pytest.mark.parametrize("value", [1e6, -1e6, 0.0], ids=["far above", "far below", "zeros"])
+@pytest.mark.parametrize("value", [1e6, -1e6, 0.0, BOUND], ids=["far above", "far below", "zeros", "at the bound"])
 def test_a_hostile_client_does_not_move_it_out_of_the_honest_range(value: float) -> None:
     honest = states(6)
     low = torch.stack([state["w"] for state in honest]).min(0).values - 1e-6
@@ -156,9 +162,12 @@ def test_class_means_are_combined_class_by_class() -> None:
         assert found.vectors[position].tolist() == pytest.approx(minimiser(rows), abs=1e-4)
 
 
-def test_rows_of_a_hostile_client_are_left_out_of_a_clustering() -> None:
+@pytest.mark.parametrize("value", [100.0, BOUND], ids=["far", "at the gate's bound"])
+def test_rows_of_a_hostile_client_are_left_out_of_a_clustering(value: float) -> None:
     sets = row_sets(6)
-    swapped = PrototypeSet(100 + sets[0].vectors.flip(0), sets[0].labels, sets[0].weights)
+    swapped = PrototypeSet(value + sets[0].vectors.flip(0), sets[0].labels, sets[0].weights)
+    alone, together = (GeometricMedian().class_means(given).vectors for given in (sets, [*sets, swapped]))
+    assert float((alone - together).norm(dim=1).max()) < 1.0
     found = GeometricMedian().rows([*sets[:3], swapped, *sets[3:]])
     assert [int((found.labels == label).sum()) for label in (0, 2)] == [4, 4]
     honest = torch.cat([part.vectors for part in sets])

@@ -141,6 +141,16 @@ def test_nan_shows_even_when_the_class_is_absent(run):
     assert np.isnan(run(case.but(features=features, labels=np.array([0, 77, 1]))).total)
 
 
+@pytest.mark.parametrize("terms", ["fpl", "fedplvm"])
+def test_a_length_beyond_float32_shows_as_nan_and_not_as_a_zero_vector(run, terms):
+    case = make(3, 5, 7, 3, TERMS[terms]).but(labels=np.array([0, 0, 1]), with_gradient=False)
+    for length, is_nan in ((3e19, True), (1e18, False), (0.0, False)):
+        features = case.features.copy()
+        features[1] = 0.0
+        features[1, 0] = length
+        assert np.isnan(run(case.but(features=features)).parts[0]) == is_nan, length
+
+
 def test_labels_out_of_the_table_read_nothing(run):
     """Negative and huge labels have no rows; the kernel must not follow them out of its arrays."""
     agree(run, make(4, 5, 7, 3, TERMS["everything"]).but(labels=np.array([0, 2**40, 2, 3])))

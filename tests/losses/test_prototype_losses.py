@@ -174,6 +174,16 @@ def test_nan_features_show_in_the_loss_even_when_their_class_is_absent(case):
             assert prototype_losses(features, labels, prototypes, terms).total.isnan(), name
 
 
+def test_a_length_beyond_float32_shows_as_nan_and_not_as_a_zero_vector():
+    features = torch.tensor([[3e19, 0.0], [1e18, 1e18], [0.0, 0.0]], requires_grad=True)
+    prototypes = PrototypeSet(torch.eye(2), torch.tensor([0, 1]), torch.ones(2))
+    for name in ("fpl", "fedplvm", "fedplcc"):
+        terms = TERMS[name]
+        for row, is_nan in enumerate((True, False, False)):
+            losses = prototype_losses(features[row : row + 1], torch.tensor([0]), prototypes, terms)
+            assert bool(losses.contrast.isnan()) == is_nan, (name, row)
+
+
 def test_the_naive_power_would_be_nan_where_the_guard_is_finite():
     features = torch.tensor([[-1.0, 0.0], [0.0, 1.0]], requires_grad=True)
     prototypes = PrototypeSet(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.ones(1))

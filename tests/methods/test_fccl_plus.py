@@ -18,6 +18,7 @@ from common.data.textures import Textures
 from common.errors import EngineError, PayloadError
 from common.storage import under_prefix
 from strategies.core.method import Trained
+from strategies.core.robust import GeometricMedian
 from strategies.fccl_plus import (
     FCCLPlus,
     cross_correlation,
@@ -62,6 +63,15 @@ def test_the_means_are_plain_and_over_those_with_the_same_images(images):
     assert all(torch.equal(state.weights[name], tensor) for name, tensor in before.items())
 
 
+def test_a_client_with_other_images_does_not_end_a_run_with_a_robust_rule():
+    """Two of three agree, and the geometric median needs three."""
+    sent = answers(1, (7, 9, 7))
+    robust = Half(aggregation=GeometricMedian())
+    means = FCCLPlus(**SMALL).mean_outputs(updates(1, extra=sent), robust)
+    expected = torch.stack([sent[0]["logits"], sent[2]["logits"]]).mean(0)
+    assert torch.allclose(means["logits"], expected, atol=1e-6)
+
+
 def test_a_similarity_that_is_no_cosine_is_refused():
     method, sent = FCCLPlus(**SMALL), answers(1, (7,))
     update = updates(1, who=(0,), extra=sent)[0]
@@ -70,6 +80,17 @@ def test_a_similarity_that_is_no_cosine_is_refused():
     with pytest.raises(PayloadError, match="51 is no cosine"):
         method.inspect(update, Half())
     method.inspect(update, Half(exchange="collaborate"))
+
+
+def test_a_cosine_that_the_transport_rounded_up_is_accepted():
+    """1 / 0.07 is 14.2857, and bfloat16 has 14.3125."""
+    method, sent = FCCLPlus(**SMALL, similarity_temperature=0.07), answers(1, (7,))
+    sent[0]["similarities"].clamp_(-14, 14)[3, 4] = torch.tensor(1 / 0.07).bfloat16().float()
+    update = updates(1, who=(0,), extra=sent)[0]
+    method.inspect(update, Half())
+    sent[0]["similarities"][3, 4] = 1.02 / 0.07
+    with pytest.raises(PayloadError, match=r"14\.6 is no cosine"):
+        method.inspect(update, Half())
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -116,6 +116,35 @@ def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
     assert layer.momentum == 0.1
 
 
+@pytest.mark.parametrize(
+    ("method", "hyper"),
+    [("fedbn", {"refresh_statistics": True}), ("combined", {"local_normalisation": True, "alpha": 0.0})],
+)
+def test_a_frozen_backbone_keeps_its_statistics_when_they_are_refreshed(method, hyper, tmp_path):
+    """Nothing would fill them again: the backbone stays in evaluation mode."""
+    local = local_exchange(toy_settings(method, tmp_path, hyper=hyper, overrides=("model.freeze=backbone",)))
+    layer = local.model.backbone.bn1
+    layer.running_mean.fill_(0.3)
+    layer.running_var.fill_(0.7)
+    local.model.eval()
+    local.method.adapt(local)
+    assert bool((layer.running_mean == 0.3).all())
+    assert bool((layer.running_var == 0.7).all())
+    assert layer.momentum == 0.1
+
+
+def test_the_momentum_comes_back_after_a_pass_that_fails(tmp_path, monkeypatch):
+    local = local_exchange(toy_settings("fedbn", tmp_path))
+
+    def fails(**options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(local, "features", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        local.method.adapt(local)
+    assert local.model.backbone.bn1.momentum == 0.1
+
+
 # ---- FedRep ----------------------------------------------------------------------------------------------------------
 
 
