@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from common.contract import (
     text_of,
 )
 from common.data.domain import DataSource
+from common.data.public import PublicImages
 from common.errors import ConfigError, ContractError, DataError
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
@@ -38,6 +40,12 @@ FOLDER = ".contract"
 """Folder of the kept terms, beside the ledgers of domains. No domain's name begins with a dot."""
 
 KEPT = "contract.json"
+
+PATH = OF_DATA + "path"
+"""The term of where data are, below their root."""
+
+NONE = "none"
+"""The value of a setting of a table for no such column."""
 
 
 class KeptTerms(PrivateFolder):
@@ -95,6 +103,30 @@ class KeptTerms(PrivateFolder):
             ) from error
 
 
+@dataclass
+class NewTerms:
+    """Terms of a request that are neither pinned nor kept: they are kept once the request was served.
+
+    Args:
+        kept: what earlier requests decided; ``None`` in a simulation, where nothing is kept.
+        terms: the new ones, by the entry that has them.
+    """
+
+    kept: KeptTerms | None
+    terms: dict[str, dict[str, str]]
+
+    def keep(self) -> None:
+        """Keep the terms, which are not new from then on.
+
+        Raises:
+            ContractError, DataError: as in :meth:`KeptTerms.keep`.
+        """
+        if self.kept is not None:
+            for name, terms in self.terms.items():
+                self.kept.keep(name, terms)
+        self.terms.clear()
+
+
 def pinned_terms(configuration: Mapping[str, object]) -> dict[str, str]:
     """Return the terms that a node's configuration pins.
 
@@ -121,7 +153,7 @@ def pinned_terms(configuration: Mapping[str, object]) -> dict[str, str]:
 
 
 def asked_terms(settings: RunSettings, domain: str, root: str | None, clients: Sequence[str]) -> dict[str, str]:
-    """Return every term of a run as this device would serve it.
+    """Return every term of a run as this device would serve it. The data are opened for those that they decide.
 
     Args:
         settings: the run's settings.
@@ -132,19 +164,56 @@ def asked_terms(settings: RunSettings, domain: str, root: str | None, clients: S
     Raises:
         DataError: the data do not decide which columns are read.
     """
+    terms = _terms_of_computing(settings, clients)
+    if (public := _public_of(settings)) is not None:
+        terms[PUBLIC] = _public_text(data_terms(public.source, public.domain, root), public.domain)
+    return terms | data_terms(settings.data, domain, root)
+
+
+def settled_terms(
+    settings: RunSettings, domain: str, root: str | None, clients: Sequence[str], contract: Contract
+) -> dict[str, str]:
+    """Return the same terms as :func:`asked_terms` by the settings alone, before any data are opened.
+
+    A term that the data decide is as the contract allows it.
+
+    Args:
+        settings: the run's settings.
+        domain: the domain whose data are read.
+        root: as in :func:`asked_terms`.
+        clients: likewise.
+        contract: the device's.
+    """
+    allowed = {**contract.kept, **contract.pinned}
+    terms = _terms_of_computing(settings, clients)
+    if (public := _public_of(settings)) is not None:
+        read = _settled_data(public.source, public.domain, root, {})
+        terms[PUBLIC] = _public_text(read, public.domain)
+        if "" in read.values():  # the public data may decide more of it
+            terms[PUBLIC] = allowed.get(PUBLIC, terms[PUBLIC])
+    return terms | _settled_data(settings.data, domain, root, allowed)
+
+
+def _terms_of_computing(settings: RunSettings, clients: Sequence[str]) -> dict[str, str]:
+    """Return the terms that are not of data."""
     privacy, method = settings.privacy, settings.method
     private = isinstance(privacy, GaussianPrivacy)
-    terms = {
+    return {
         METHODS: _name_of(method, "strategies", method.name),
-        EPOCHS: str(sum(phase.epochs for phase in method.phases(settings.train.epochs))),
+        EPOCHS: str(method.local_epochs(settings.train.epochs)),
         MECHANISM: "gaussian" if private else "none",
         UNIT: privacy.unit if isinstance(privacy, GaussianPrivacy) else "none",
         CLIENTS: text_of(clients),
     }
-    if (public := getattr(method, "public", None)) is not None:
-        read = data_terms(public.source, public.domain, root)
-        terms[PUBLIC] = " ".join([f"{term}={value}" for term, value in read.items()] + [public.domain])
-    return terms | data_terms(settings.data, domain, root)
+
+
+def _public_of(settings: RunSettings) -> PublicImages | None:
+    public: PublicImages | None = getattr(settings.method, "public", None)
+    return public
+
+
+def _public_text(read: Terms, domain: str) -> str:
+    return " ".join([f"{term}={value}" for term, value in read.items()] + [domain])
 
 
 def data_terms(data: DataSource, domain: str, root: str | None) -> dict[str, str]:
@@ -153,12 +222,30 @@ def data_terms(data: DataSource, domain: str, root: str | None) -> dict[str, str
     Raises:
         DataError: the data do not decide which columns are read.
     """
+    return _source_terms(data, root) | _named(data.read_as(domain, root))
+
+
+def _settled_data(data: DataSource, domain: str, root: str | None, allowed: Terms) -> dict[str, str]:
+    """Return the terms of data by the settings alone; one that the data decide is the ``allowed`` one, else empty.
+
+    The data decide a setting that is empty, or ``none``, but not where they are: an empty path is the folder itself.
+    """
+    terms = _named(DataSource.read_as(data, domain, root))
+    for term, value in terms.items():
+        if value in ("", NONE) and term != PATH:
+            terms[term] = allowed.get(term, "")
+    return _source_terms(data, root) | terms
+
+
+def _source_terms(data: DataSource, root: str | None) -> dict[str, str]:
     terms = {KIND: _kind_of(data)}
     if not data.generated:
         terms[ROOT] = text_of(root or data.root)
-    for name, value in data.read_as(domain, root).items():
-        terms[OF_DATA + name.replace("_", "-")] = text_of(value)
     return terms
+
+
+def _named(values: Mapping[str, object]) -> dict[str, str]:
+    return {OF_DATA + name.replace("_", "-"): text_of(value) for name, value in values.items()}
 
 
 def undecided_terms(data: DataSource, domain: str, root: str | None, pinned: Terms) -> dict[str, str]:

@@ -18,7 +18,7 @@ from client.ledger import Ledger
 from client.model_state import ModelState
 from client.privacy import DevicePrivacy, GaussianDevicePrivacy, Unprotected
 from client.trainer import LocalExchange, choose_device, memory_format
-from client.transfer import copied_to_cpu, moved, own_stream, received
+from client.transfer import check_unchanged, copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
@@ -352,7 +352,7 @@ class Device:
             device=self.torch_device,
             data_root=self.data_root,
             cache=self._feature_cache(state),
-            validation=validation,
+            validation=validation if self.scores else None,
             steps=_MODELS.steps,
         )
 
@@ -398,9 +398,7 @@ class Device:
         if adapts:
             before = local.state.copy()
             self.method.adapt(local)
-        scores: list[Any] = []
-        for domain in request.score:
-            scores.append({"domain": domain, **local.score(self._test_data(domain))})
+        scores = [{"domain": domain, **local.score(self._test_data(domain))} for domain in request.score]
         validated = None
         if request.validate:
             validated = {"domain": self.spec.domain, **local.score(validation)}
@@ -411,13 +409,17 @@ class Device:
     def _take_part(self, local: LocalExchange, request: Request, protection: Unprotected) -> tuple[Upload, Trained]:
         """Train, or reply to a later exchange; return the method's upload and the results of training."""
         context: ClientContext = local
-        if request.exchange != "train":
-            return self.method.respond(context), Trained(local.prototypes, 0, {})
-        self.method.begin(context)
-        trained = local.run()
-        trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
-        upload = self.method.upload(context, trained)
-        protection.check_upload(upload)
+        trained = Trained(local.prototypes, 0, {})
+        if request.exchange == "train":
+            self.method.begin(context)
+            trained = local.run()
+            trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
+            upload = self.method.upload(context, trained)
+            protection.check_upload(upload)
+        else:
+            upload = self.method.respond(context)
+        if local.steps is None:  # a captured step writes back what it read
+            check_unchanged(self.method.name)
         return upload, trained
 
     def _keep(

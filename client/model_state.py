@@ -34,6 +34,8 @@ class ModelState:
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._modes: list[bool] = []
         self._trainable: list[bool] = []
+        self._still = [module for module in model.modules() if not module.training]
+        self._fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._read()
         self.initial = self.copy()
         self._initial_unsaved = {name: buffer.clone() for name, buffer in self._unsaved.items()}
@@ -51,7 +53,7 @@ class ModelState:
         return self._tensors
 
     def reset(self) -> list[tuple[str, nn.Parameter]]:
-        """Set training mode, remove the gradients, and let every parameter that is not frozen for good have one.
+        """Set training mode, remove the gradients, and :meth:`unfreeze`. What was built in evaluation mode stays in it.
 
         The model's own ``train`` and ``requires_grad_``, which walk every module, are called where something is not as
         they left it.
@@ -62,13 +64,21 @@ class ModelState:
         self.tensors()
         if [module.training for module, *_ in self._modules] != self._modes:
             self.model.train()
+            for module in self._still:
+                module.training = False
             self._modes = [module.training for module, *_ in self._modules]
         for _, parameter in self._parameters:
             parameter.grad = None
         if [parameter.requires_grad for _, parameter in self._parameters] != self._trainable:
-            self.model.requires_grad_(True)
+            self.unfreeze()
             self._trainable = [parameter.requires_grad for _, parameter in self._parameters]
         return self._parameters
+
+    def unfreeze(self) -> None:
+        """Let every parameter have a gradient, but for those that had none when the model had been built."""
+        self.model.requires_grad_(True)
+        for parameter in self._fixed:
+            parameter.requires_grad_(False)
 
     @torch.no_grad()
     def copy(self) -> dict[str, Tensor]:

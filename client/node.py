@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from client.border import FOLDER as BORDER_FOLDER
 from client.border import Border
 from client.contract import FOLDER as CONTRACT_FOLDER
-from client.contract import KeptTerms, asked_terms, contract_of, undecided_terms
+from client.contract import KeptTerms, NewTerms, asked_terms, contract_of, settled_terms, undecided_terms
 from client.device import Device, kept_versions
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
@@ -32,7 +32,7 @@ from common.errors import ConfigError, ContractError, nearest
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.privacy import GaussianPrivacy
-from common.settings import RunSettings, check_deployable, settings_in
+from common.settings import RunSettings, check_deployable, settings_in, takes_class_defaults
 from common.storage import folder_name
 from common.text import printable, warn_once
 from common.versions import code_files
@@ -66,11 +66,8 @@ NODE_KEYS = (
 """Keys of ``--node-config``, besides ``data-SETTING`` for the settings of a data set."""
 
 CACHED_DEVICES = 32
-_DEVICES: OrderedDict[tuple[int, str, str, str], tuple[Device, "Keep"]] = OrderedDict()
-"""Devices of this process, which keep data and model between messages, each with what records its contract."""
-
-Keep = Callable[[], None]
-"""Records, when a request was served, what later requests must not change."""
+_DEVICES: OrderedDict[tuple[int, str, str, str], tuple[Device, NewTerms]] = OrderedDict()
+"""Devices of this process, which keep data and model between messages, each with what its first request decides."""
 
 
 @lru_cache(maxsize=8)
@@ -82,20 +79,24 @@ def _settings_of(run_config: str) -> RunSettings:
 def answer_question(question: Question, *, simulated: bool = False) -> TrainerReply:
     """Return the node's reply to a question, or its error, so that the server can record it.
 
-    A private node's error is one of :data:`client.reasons.REASONS`; the rest of it is in the node's own log.
+    The error is one of :data:`client.reasons.REASONS` if the node is private, or if data were opened and not all of
+    what is read is pinned or kept: its text may hold cells and names of files that nobody has allowed. The rest of it
+    is in the node's own log.
 
     Args:
         question: the question.
         simulated: whether this process is an actor of Flower's simulation. The engine decides this, and neither the
             question nor the node's configuration, since a SuperNode may have a partition id too.
     """
+    node: Node | None = None
     try:
         node = Node(question, simulated=simulated)
         if question.kind == "register":
             return node.register()
         return node.answer()
     except Exception as error:
-        return TrainerReply.of(error, private=not simulated and is_private(question))
+        opened = node is not None and node.opened
+        return TrainerReply.of(error, private=not simulated and (opened or is_private(question)))
 
 
 def is_private(question: Question) -> bool:
@@ -120,11 +121,16 @@ def run_config_text(question: Question) -> str:
 
 
 class Node:
-    """The node of a question. Data and models of other runs than the question's are deleted."""
+    """The node of a question. Data and models of other runs than the question's are deleted.
+
+    Attributes:
+        opened: whether data are open of which not every term is pinned or kept, so that no error's text may leave.
+    """
 
     def __init__(self, question: Question, *, simulated: bool = False) -> None:
         self.question, self.configuration, self.simulated = question, question.configuration, simulated
         self.run_config = run_config_text(question)
+        self.opened = False
 
     def register(self) -> TrainerReply:
         """Return the registrations of the clients that this node hosts."""
@@ -132,9 +138,9 @@ class Node:
         self._forget_old_runs()
         registrations: list[Registration] = []
         for spec in self._hosted(settings):
-            device, keep = self._device(settings, spec)
+            device, new = self._device(settings, spec)
             registrations.append(device.register())
-            keep()
+            new.keep()
         if self.question.request not in (None, "", settings.code):  # the server names the files that differ
             server = printable(str(self.question.request)[:16])
             warn_once(
@@ -152,16 +158,19 @@ class Node:
         hosted = {spec.id: spec for spec in self._hosted(settings)}
         if request.client not in hosted:
             raise ConfigError(f"this node hosts {', '.join(hosted)}, not {request.client}")
-        device, keep = self._device(settings, hosted[request.client])
+        device, new = self._device(settings, hosted[request.client])
         payload = device.answer(request, message)
-        keep()
+        new.keep()
         return TrainerReply(ok=True, samples=read_header(Answer, payload.header).samples, tensors=[encode(payload)])
 
     def _settings(self) -> RunSettings:
         unknown = sorted(key for key in self.configuration if key not in NODE_KEYS and not is_pin(key))
         if unknown:
             raise ConfigError(f"--node-config: {unknown[0]} is unknown; {nearest(unknown[0], NODE_KEYS)}")
+        self.opened = True  # settings that leave the names of domains or classes to the data open them
         settings = _settings_of(self.run_config)
+        known = settings.raw["data"].get("domains") and not takes_class_defaults(settings.raw, "data")
+        self.opened = settings.data.own_images and not known
         if not self.simulated:
             check_deployable(settings)
         resident = self.configuration.get("resident", True)
@@ -209,7 +218,7 @@ class Node:
             raise ConfigError(f"--node-config: {key} must be a whole number, at least 0; got {printable(text)[:100]!r}")
         return int(text)
 
-    def _device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
+    def _device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, NewTerms]:
         run = self.question.run
         key = (run, self.run_config, repr(sorted(self.configuration.items())), spec.id)
         others = [other for other in _DEVICES if other[0] != run]
@@ -222,11 +231,12 @@ class Node:
         _DEVICES.move_to_end(key)
         while len(_DEVICES) > CACHED_DEVICES:
             _DEVICES.popitem(last=False)
+        self.opened = bool(_DEVICES[key][1].terms)
         return _DEVICES[key]
 
-    def _new_device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, Keep]:
+    def _new_device(self, settings: RunSettings, spec: ClientSpec) -> tuple[Device, NewTerms]:
         if self.simulated:
-            return local_device(settings, spec), lambda: None
+            return local_device(settings, spec), NewTerms(None, {})
         data_root = self.configuration.get("data-dir")
         if data_root is not None and not Path(str(data_root)).is_dir():
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
@@ -238,7 +248,7 @@ class Node:
         folder = self._state_folder()
         served = [each.domain for each in self._hosted(settings)] + list(scores or ())
         private = bool(budget) or is_gaussian(settings)
-        contract, keep = self._contract(settings, spec, data_root, list(dict.fromkeys(served)), private=private)
+        contract, new = self._contract(settings, spec, data_root, list(dict.fromkeys(served)), private=private)
         border = Border(folder / FOLDER / BORDER_FOLDER)
         device = Device(
             settings,
@@ -250,12 +260,12 @@ class Node:
             ledger=Ledger(folder / FOLDER / folder_name(spec.domain), budget, border),
             contract=contract,
         )
-        return device, keep
+        return device, new
 
     def _contract(
         self, settings: RunSettings, spec: ClientSpec, root: str | None, served: Sequence[str], *, private: bool
-    ) -> tuple[Contract, Keep]:
-        """Return the device's contract, which allows the run, and what keeps the run's terms when it was served.
+    ) -> tuple[Contract, NewTerms]:
+        """Return the device's contract, which allows the run, and the run's terms that are new.
 
         Args:
             settings: the run's settings.
@@ -273,6 +283,8 @@ class Node:
         if "domain" not in self.configuration:
             names.append(f".{node}")
         contract = contract_of(self.configuration, kept, names, root, allows_keyed=self._allows_keyed())
+        contract.check_terms(settled_terms(settings, spec.domain, root, served, contract))
+        self.opened = True
         asked = asked_terms(settings, spec.domain, root, served)
         undecided = None
         if private:
@@ -283,15 +295,11 @@ class Node:
         if CLIENTS in new:
             clients[CLIENTS] = new.pop(CLIENTS)
         warn_once(f"{spec.id} serves {contract.described(new)}")
-
-        def keep() -> None:
-            kept.keep(spec.domain, new)
-            new.clear()
-            if private:
-                kept.keep(names[-1], clients)
-                clients.clear()
-
-        return contract, keep
+        self.opened = False  # the settings are allowed, and the device reads nothing before it registers
+        terms = {spec.domain: new}
+        if private:
+            terms[names[-1]] = {**terms.get(names[-1], {}), **clients}
+        return contract, NewTerms(kept, {name: entry for name, entry in terms.items() if entry})
 
     def _forget_old_runs(self) -> None:
         """Remove the state of runs that have been idle for ``state-keep`` days; without that key, all is kept."""
@@ -316,18 +324,23 @@ class Node:
         """Return the domains whose test sets this node scores; ``None`` is each client's own.
 
         Raises:
-            ContractError: the node scores no image, and the run's validation samples are images of this node.
+            ContractError: the node scores no image, and the run's validation samples are images of this node, or its
+                method measures models on images of this node.
             ConfigError: the key has another value.
         """
         chosen = self.configuration.get(SCORES, "test")
         if chosen not in ("test", "none"):
             raise ConfigError(f'--node-config: {SCORES} must be "test" or "none"; got {chosen!r}')
         if chosen == "none":
-            if settings.protocol.validation:
+            asked = remedy = ""
+            if settings.method.validates:
+                asked, remedy = f"method={settings.method.name}", "choose another method"
+            elif settings.protocol.validation:
+                asked, remedy = f"protocol.validation={settings.protocol.validation:g}", "remove protocol.validation"
+            if asked:
                 raise ContractError(
-                    f'this device scores no image, by its {SCORES}="none", and the run asks for '
-                    f"protocol.validation={settings.protocol.validation:g}, which scores images of the device; remove "
-                    f"protocol.validation, or the owner of the device removes {SCORES}"
+                    f'this device scores no image, by its {SCORES}="none", and the run asks for {asked}, which scores '
+                    f"images of the device; {remedy}, or the owner of the device removes {SCORES}"
                 )
             return ()
         if "domain" in self.configuration:

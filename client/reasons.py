@@ -1,7 +1,8 @@
 """What a private device tells the server when it cannot do what was asked: one of a few sentences, and nothing else.
 
-The text of an error may name files, and depend on images: a device without differential privacy sends it with its
-traceback, so that the server can record both. A private device writes them to its own log alone.
+The text of an error may name files, and depend on images. A device without differential privacy sends it with its
+traceback once all that it reads is decided, so that the server can record both. Before, and under privacy, both go to
+the device's own log alone.
 
 This module imports neither torch nor flwr, because the ClientApp process imports it again for every message.
 """

@@ -16,7 +16,7 @@ from client.model_state import ModelState
 from client.optimizer import SGD
 from client.scoring import ScoreCounter
 from common.data.batches import EVALUATION_BATCH, Split, split_batches
-from common.errors import ConfigError
+from common.errors import ConfigError, ContractError
 from common.losses import balanced_weights
 from common.numerics import generator
 from common.prototypes import ClassSums, PrototypeSet, class_means
@@ -34,9 +34,7 @@ def choose_device(name: str) -> torch.device:
         ConfigError: the CUDA device is not available.
     """
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"train.device={name}, but no such CUDA device is visible here; use train.device=auto or cpu, and see "
@@ -50,9 +48,7 @@ def memory_format(settings: RunSettings) -> torch.memory_format:
     channels_last = settings.train.channels_last
     if channels_last is None:
         channels_last = getattr(settings.model, "channels_last", False)
-    if channels_last:
-        return torch.channels_last
-    return torch.contiguous_format
+    return torch.channels_last if channels_last else torch.contiguous_format
 
 
 RECEIVED = ("weights", "prototypes", "extra", "kept", "class_weights", "optimizer")
@@ -74,7 +70,7 @@ class LocalExchange:
         exchange: name of the exchange.
         data_root: folder of this device's data; ``None`` takes the configured one.
         cache: holds features under the backbone that the model has; ``None`` computes them for every batch.
-        validation: the client's validation samples, on ``device``; ``None`` or empty if there are none.
+        validation: the client's validation samples, on ``device``; ``None`` if the device scores no image.
         steps: the captured steps of the model; ``None`` takes plain ones.
     """
 
@@ -95,7 +91,7 @@ class LocalExchange:
         device: torch.device,
         data_root: str | None = None,
         cache: FeatureCache | None = None,
-        validation: Split | None = None,
+        validation: Split | None,
         steps: CapturedSteps | None = None,
     ) -> None:
         self.settings, self.method, self.client, self.split = settings, method, client, split
@@ -113,8 +109,7 @@ class LocalExchange:
         self.feature_size = feature_size_of(state.model)
         self.cache = cache
         self.views: int = 1 + settings.views.count
-        self.phase = 0
-        self.batch = 0
+        self.phase = self.batch = 0
         self.optimizer: Optimizer = SGD([], lr=1.0)
         self._cache: dict[str, Any] = {}
         self._first_batch: Batch | None = None
@@ -273,9 +268,7 @@ class LocalExchange:
     def run(self) -> Trained:
         """Train: every phase, every epoch, every batch."""
         self.snapshot()
-        epochs = 0
-        steps = 0
-        taken = 0
+        epochs = steps = taken = 0
         totals: dict[str, Tensor] = {}
         sums: ClassSums | None = None
         phases = self.method.phases(self.train.epochs)
@@ -288,19 +281,16 @@ class LocalExchange:
                     sums = ClassSums(self.class_count, self.feature_size, self.device)
                 totals, taken = self._epoch(epochs, sums)
                 steps += taken
-        self.model.requires_grad_(True)
+        self.state.unfreeze()
         losses = {name: float(total) / max(taken, 1) for name, total in totals.items()}  # of the last epoch
         return Trained(self._prototypes(sums), steps, losses)
 
     def _prepare(self, phase: Phase) -> None:
         """Freeze the parameters that this phase does not train, and make a new optimiser."""
-        frozen = bool(getattr(self.model, "frozen", False))
         trained: list[nn.Parameter] = []
         for name, parameter in self.state.reset():
-            chosen = phase.trainable is None or phase.trainable(name)
-            chosen = chosen and not (frozen and name.startswith("backbone."))
-            if chosen != parameter.requires_grad:
-                parameter.requires_grad_(chosen)
+            chosen = parameter.requires_grad and (phase.trainable is None or phase.trainable(name))
+            parameter.requires_grad_(chosen)
             if chosen:
                 trained.append(parameter)
         self.optimizer = self.make_optimizer(trained)
@@ -434,11 +424,14 @@ class LocalExchange:
         return counter.result(len(split))
 
     def validate(self) -> Measured:
-        """Score the model on the client's validation samples, or on its training samples if there are none."""
-        split = self.split
-        if self.validation is not None and len(self.validation):
-            split = self.validation
-        score = self.score(split)
+        """Score the model on the client's validation samples, or on its training samples if there are none.
+
+        Raises:
+            ContractError: the device scores no image.
+        """
+        if self.validation is None:
+            raise ContractError("this device scores no image, and the method measures models: choose another method")
+        score = self.score(self.validation if len(self.validation) else self.split)
         return Measured(score["count"], score["correct"], score["loss"])
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from common.errors import ConfigError, some_of
 from common.wire.payload import Payload, cast_up
 
 _LAST = threading.local()
-"""The last message of each thread and its copies on a GPU: clients of one round receive the same message."""
+"""The last message of each thread and its copies on a GPU: clients of one round receive the same message.
+
+Besides, by name, each tensor that the thread received last, with the number of changes in place that it had."""
 
 _STREAMS = threading.local()
 """The CUDA stream of each thread, by device."""
@@ -75,15 +78,38 @@ def received(message: Payload, transport: str, device: torch.device) -> Payload:
         transport: ``rounds.transport``, in which it was sent.
         device: where the client trains.
     """
-    if device.type == "cpu":
-        return cast_up(message, transport)
     last: tuple[Payload, torch.device, Payload] | None = getattr(_LAST, "message", None)
     if last is not None and last[0] is message and last[1] == device:
-        return last[2]
-    own = cast_up(message, transport)
-    prototypes = own.prototypes
-    if prototypes is not None:
-        prototypes = prototypes.to(device)
-    there = Payload(moved(own.weights, device), prototypes, moved(own.extra, device), header=own.header)
-    _LAST.message = message, device, there
-    return there
+        own = last[2]
+    else:
+        own = cast_up(message, transport)
+        if device.type != "cpu":
+            prototypes = own.prototypes
+            if prototypes is not None:
+                prototypes = prototypes.to(device)
+            own = Payload(moved(own.weights, device), prototypes, moved(own.extra, device), header=own.header)
+            _LAST.message = message, device, own
+    tensors = {**own.extra, **own.weights}
+    if own.prototypes is not None:
+        for name in ("vectors", "labels", "weights"):
+            tensors[f"prototypes.{name}"] = getattr(own.prototypes, name)
+    _LAST.received = []
+    for name, tensor in tensors.items():
+        if not tensor.is_inference():  # one of inference mode counts no changes
+            _LAST.received.append((name, tensor, tensor._version))
+    return own
+
+
+def check_unchanged(method: str) -> None:
+    """Check that the tensors that this thread received last are as they were received.
+
+    Raises:
+        ConfigError: the method changed one in place, which the next client of this process would receive.
+    """
+    changed = [name for name, tensor, version in _LAST.received if tensor._version != version]
+    _LAST.received = []
+    if changed:
+        raise ConfigError(
+            f"method={method} changed received tensors in place ({some_of(changed, 3)}), and other clients receive the "
+            "same ones: change a copy, tensor.clone()"
+        )

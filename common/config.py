@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from common.choices import trusted
-from common.errors import ConfigError, DataError, nearest
+from common.errors import PARTS, ConfigError, DataError, nearest
 from common.text import warn_once
 
 T = TypeVar("T")
@@ -427,7 +427,8 @@ def imported(path: object, where: str, fits: Callable[[object], bool], kind: str
         raise ConfigError(f"{where}: the name of a class must be written module.Class; got {path!r}")
     if not trusted(path, where):
         raise ConfigError(
-            f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path}"
+            f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path} "
+            f"(in Python import {path.rpartition('.')[0]} before)"
         )
     module_name, _, name = path.rpartition(".")
     module = _module(module_name, path, where)
@@ -445,7 +446,7 @@ def imported(path: object, where: str, fits: Callable[[object], bool], kind: str
 
 
 def class_of(path: object, where: str) -> type:
-    """Import the :func:`checked` class of a dotted name.
+    """Import the :func:`checked` class of a dotted name. One that this process has imported already is taken as it is.
 
     Args:
         path: the name, ``module.Class``.
@@ -454,6 +455,10 @@ def class_of(path: object, where: str) -> type:
     Raises:
         ConfigError: the name is not one that may be imported for this key, or is no checked class.
     """
+    module_name, _, name = str(path).rpartition(".")
+    loaded = getattr(sys.modules.get(module_name), name, None)
+    if isinstance(loaded, type) and is_pydantic_dataclass(loaded) and module_name.partition(".")[0] not in PARTS:
+        return loaded
     target = imported(path, where, lambda each: is_pydantic_dataclass(typing.cast("type", each)), "class")
     if not is_pydantic_dataclass(typing.cast("type", target)):
         raise ConfigError(f"{where}: {path} is not a checked dataclass; decorate it with common.config.checked")

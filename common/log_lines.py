@@ -38,10 +38,11 @@ END_SECONDS = 2.0
 """How long :func:`wait_for_lines` waits for the last lines."""
 
 ESCAPES = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # such as colours
-    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # such as a window's title
+    rb"(?:\x1b\[|\xc2\x9b)[0-?]*[ -/]*[@-~]"  # such as colours
+    rb"|(?:\x1b\]|\xc2\x9d)(?:[^\x07\x1b\xc2]|\xc2(?!\x9c))*(?:\x07|\x1b\\|\xc2\x9c)"  # such as a window's title
     rb"|\x1b[@-Z\\-_]?"
     rb"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # the same characters of eight bits
 )
 
 HAS_TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)\b")

@@ -41,6 +41,10 @@ SPLIT = 1e-4
 """How far, relatively or absolutely, a sum may be from that of the same images in two batches, in rounding alone."""
 
 
+TRIED = 2
+"""Images of each class on which a metric is tried; the probabilities of each are drawn, the same in every trial."""
+
+
 @dataclass(frozen=True)
 class SumRange:
     """What one image can add to a sum. The server refuses a reply with a sum beyond that.
@@ -174,7 +178,7 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
 
 
 def check_own_metric(metric: OwnMetric, class_count: int) -> None:
-    """Check a metric's declarations and try it on one image of each class, in one batch and two, before a run begins.
+    """Check a metric's declarations and try it on some images of each class, in one batch and two, before a run begins.
 
     Raises:
         ConfigError: a declaration is wrong, or the trial failed; the message names what to correct.
@@ -207,7 +211,11 @@ def check_own_metric(metric: OwnMetric, class_count: int) -> None:
 def _try(metric: OwnMetric, class_count: int) -> None:
     import torch
 
-    probabilities, labels = torch.full((class_count, class_count), 1 / class_count), torch.arange(class_count)
+    from common.numerics import generator
+
+    labels = torch.arange(class_count).repeat(TRIED)
+    draws = torch.randn(len(labels), class_count, generator=generator(0, "trial of a metric"))
+    probabilities = draws.softmax(1)
     try:
         sums = count_sums(metric, probabilities, labels)
         values_of(metric, sums)
@@ -216,7 +224,7 @@ def _try(metric: OwnMetric, class_count: int) -> None:
         raise ConfigError(f"own_metric: {error}") from error
     except Exception as error:
         raise ConfigError(
-            f"own_metric: {type(metric).__name__}.sums fails on {class_count} images of {class_count} classes: "
+            f"own_metric: {type(metric).__name__}.sums fails on {len(labels)} images of {class_count} classes: "
             f"{type(error).__name__}: {error}"
         ) from error
 

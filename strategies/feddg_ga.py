@@ -99,6 +99,7 @@ class FedDGGA(Averaging):
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {"step_size": 0.0, "weighting": "samples"}
     averages: ClassVar[bool] = False
+    validates: ClassVar[bool] = True
 
     step_size: Annotated[float, Field(ge=0, lt=1), Search(0.02, 0.8)] = 0.2
     metric: Literal["accuracy", "loss"] = "accuracy"

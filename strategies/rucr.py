@@ -120,6 +120,16 @@ class RUCR(Method):
             terms["contrast"] = self.contrast * total / len(batch.labels)
         return Losses(terms)
 
+    def local_epochs(self, epochs: int) -> int:
+        """Return the epochs of training and of re-balancing."""
+        return super().local_epochs(epochs) + self._rebalance_epochs(epochs)
+
+    def _rebalance_epochs(self, epochs: int) -> int:
+        """Return the epochs of re-balancing, where training has ``epochs``."""
+        if self.rebalance_epochs is None:
+            return epochs
+        return self.rebalance_epochs
+
     def begin(self, local: ClientContext) -> None:
         """Draw the synthetic features, while the model is the shared one."""
         if local.round > 1 and len(local.prototypes):
@@ -142,9 +152,7 @@ class RUCR(Method):
 
     def rebalance(self, head: nn.Module, local: ClientContext) -> None:
         """Train ``head`` on the synthetic features, in place."""
-        epochs = local.train.epochs
-        if self.rebalance_epochs is not None:
-            epochs = self.rebalance_epochs
+        epochs = self._rebalance_epochs(local.train.epochs)
         synthetic = under_prefix(SYNTHETIC, local.kept)
         if epochs and synthetic:
             training = NetTraining(epochs, self.rebalance_rate, momentum=0.0, weight_decay=0.0)

@@ -8,6 +8,8 @@ process imports it again for every message.
 from __future__ import annotations
 
 import json
+import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -68,16 +70,19 @@ class TrainerReply:
     def of(cls, error: Exception, *, private: bool) -> TrainerReply:
         """Return a reply with the error that is being handled, and print its traceback to the node's log.
 
+        The printed lines are indented and printable: an error may repeat what a server sent, and no text of a server
+        may pass for a line of this log.
+
         Args:
             error: the error.
             private: whether the device or the run is private, so that the reply has a reason of
                 :data:`client.reasons.REASONS` and nothing else of the error.
         """
-        traceback.print_exc()
+        trace = traceback_of(traceback.format_exc())
+        print(textwrap.indent(trace, "  "), file=sys.stderr, flush=True)
         if private:
             return cls(ok=False, text=reason_for(error))
-        text = reason_of(f"{type(error).__name__}: {error}")
-        return cls(ok=False, text=text, traceback=traceback_of(traceback.format_exc()))
+        return cls(ok=False, text=reason_of(f"{type(error).__name__}: {error}"), traceback=trace)
 
 
 Content = TypeVar("Content", Question, TrainerReply)

@@ -1,5 +1,6 @@
 """What the user's own images have in common, in folders and in tables: classes, splits, and how they are read."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,6 +190,30 @@ def whole_groups(groups: Sequence[str], labels: Tensor, count: int, draws: torch
         if int(tried.sum()) <= count and len(labels[~tried].unique()) == len(labels.unique()):
             chosen = tried
     return chosen
+
+
+def none_held_out(held: int, groups: Sequence[str], share: float) -> str:
+    """Return why a share of a client's samples is held out of training and is none, and what to do.
+
+    Args:
+        held: the number of samples.
+        groups: the group of each; empty if nothing says it.
+        share: of the samples, > 0.
+    """
+    asked = f"protocol.validation={share:g} of them is"
+    if not groups:
+        return f"{asked} none: take a larger share, or give the client more samples"
+    count, smallest = int(share * held + 0.5), min(Counter(groups).values())
+    needed = math.ceil(100 * smallest / held) / 100
+    if count >= smallest:
+        return (
+            f"{asked} at most {count}, and each whole group that is as small has all samples of a class: give the "
+            "client more groups with that class, or set protocol.validation=0"
+        )
+    remedy = f"set protocol.validation={needed:g} or more"
+    if needed > 0.5:
+        remedy = "its largest value, 0.5, is too little: give the client more groups, or set protocol.validation=0"
+    return f"{asked} at most {count}, while the smallest whole group has {smallest}: {remedy}"
 
 
 def leading(files: Files, fraction: float) -> tuple[Files, Files]:

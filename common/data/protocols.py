@@ -15,7 +15,7 @@ from torch import Tensor
 from common.config import Count, Names, Natural, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.data.own_images import whole_groups
+from common.data.own_images import none_held_out, whole_groups
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import generator, numpy_generator
 
@@ -99,10 +99,9 @@ class Protocol(ABC):
         held = self.split(domain, client, seed)
         validated = self._validated(domain, held, generator(self._seed(seed), "validation", client.id))
         if self.validation and not len(validated):
-            raise DataError(
-                f"client {client.id} has {len(held)} training samples, and protocol.validation={self.validation:g} of "
-                "them is none: take a larger share, or give the client more samples"
-            )
+            groups = [domain.train_groups[index] for index in held.tolist() if domain.train_groups]
+            reason = none_held_out(len(held), groups, self.validation)
+            raise DataError(f"client {client.id} has {len(held)} training samples, and {reason}")
         trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:
             raise DataError(

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -335,7 +336,8 @@ def on_files(program: str, names: Sequence[str]) -> str:
     if not Path(names[0]).is_file():
         return "write the files again"
     found = ["find", folder, "-name", f"*{Path(names[0]).suffix}", "-exec"]
-    return shell_line([*found, "python", "-c", program, "{}", "+"])
+    python = [sys.executable, "-P", "-c"]  # no file of the folder that it is run in is imported
+    return shell_line([*found, *python, program, "{}", "+"])
 
 
 def lay_on_white(paths: Sequence[str]) -> None:

@@ -106,6 +106,7 @@ class Model(nn.Module):
     Attributes:
         frozen: the backbone does not train and stays in evaluation mode. Features ``[B, D]`` may then be given in the
             place of images; they pass through unchanged.
+        still: the names of the parts that were in evaluation mode when the network had been built.
     """
 
     backbone: nn.Module
@@ -118,19 +119,14 @@ class Model(nn.Module):
         self.feature_size = feature_size
         self.class_count = class_count
         self.frozen = False
+        self.still: frozenset[str] = frozenset()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; a frozen backbone stays in evaluation mode."""
+        """Set training or evaluation mode; parts that were built in evaluation mode stay in it."""
         super().train(mode)
-        if self.frozen:
-            self.backbone.eval()
-        return self
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether parameters have gradients; those of a frozen backbone have none."""
-        super().requires_grad_(requires_grad)
-        if self.frozen:
-            self.backbone.requires_grad_(False)
+        for name, part in self.named_modules():
+            if name in self.still:
+                part.training = False
         return self
 
     def features(self, images: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Initial weights of a network: of a torchvision backbone, or of a model that Goldfinch exported."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ def _keeping(reading: WeightsReading, others: Sequence[WeightsReading], path: Pa
         "import argparse, safetensors.torch, torch; torch.serialization.add_safe_globals([argparse.Namespace]); "
         f"torch.save({{k: v for k, v in {loaded}.items() if {kept}}}, {str(target)!r})"
     )
-    return shell_line(["python", "-c", code])
+    return shell_line([sys.executable, "-P", "-c", code])
 
 
 def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:

@@ -65,6 +65,9 @@ class ModelSpec(ABC):
             )
         with initialised(seed, "initialisation"):
             model = returned(self._construct(class_count, image_size), Model, self._construct)
+            if self.freeze == "backbone":
+                model.backbone.eval().requires_grad_(False)
+            model.still = frozenset(name for name, part in model.named_modules() if not part.training)
             try_on(model, image_size, type(self))
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)

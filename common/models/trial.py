@@ -8,7 +8,7 @@ from common.models.base import Model, ModelError
 
 
 def try_on(model: Model, size: int, made_by: type) -> None:
-    """Check the sizes of what a network computes, on two black images; it is in training mode again afterwards.
+    """Check the sizes of what a network computes, on two black images; afterwards it is in training mode again.
 
     Args:
         model: the network.

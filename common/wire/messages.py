@@ -18,6 +18,7 @@ from common.errors import PayloadError
 from common.text import printable
 
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 """A float in a header; larger numbers are errors."""
 
@@ -107,9 +108,9 @@ class Score(TypedDict):
 class OwnVersion(TypedDict):
     """The name of a version of a client's own state: the exchange that made it, and the part of the run that asked."""
 
-    round: Integer
+    round: Whole
     exchange: Name
-    attempt: Annotated[int, Field(ge=0, lt=2**63)]
+    attempt: Whole
 
 
 @checked
@@ -136,20 +137,20 @@ class Request:
             if it has counted none.
     """
 
-    run: str
-    identity: str
-    method: str
-    round: Integer
-    exchange: str
-    client: str
+    run: Text
+    identity: Text
+    method: Name
+    round: Whole
+    exchange: Name
+    client: Text
     client_count: Integer
     client_index: Integer
     train: bool
-    score: Annotated[list[str], FailFast()]
-    code: str
+    score: Annotated[list[Text], FailFast(), Field(max_length=MAX_DOMAINS)]
+    code: Text
     validate: bool = False
     keep: Integer = -1
-    attempt: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    attempt: Whole = 0
     own: OwnVersion | None = None
 
 

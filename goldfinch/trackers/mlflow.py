@@ -1,5 +1,6 @@
 """Log runs to MLflow: ``mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db``."""
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -90,7 +91,7 @@ class MLflowTracker(ScalarTracker):
         from mlflow.entities import Metric
 
         now = round(time.time() * 1000)
-        metrics = [Metric(scalar.tag, scalar.value, now, scalar.round) for scalar in numbers]
+        metrics = [Metric(metric_name(scalar.tag), scalar.value, now, scalar.round) for scalar in numbers]
         for start in range(0, len(metrics), MAX_METRICS):
             self.client.log_batch(self.run, metrics=metrics[start : start + MAX_METRICS])
 
@@ -102,3 +103,17 @@ class MLflowTracker(ScalarTracker):
         """Close MLflow's run with the status that Goldfinch's run ended in."""
         if self.client is not None and self.run:
             self.client.set_terminated(self.run, STATUS[self.status])
+
+
+def metric_name(tag: str) -> str:
+    """Return a tag as a name that MLflow accepts: parts of letters, digits and ``_.- ``, none of dots alone.
+
+    A part is text of a device: the name of a domain, of a client, or of a loss term.
+    """
+    parts = []
+    for part in tag.split("/"):
+        name = re.sub(r"[^\w.\- ]", "_", part)
+        if not name.strip("."):
+            name += "_"
+        parts.append(name)
+    return "/".join(parts)

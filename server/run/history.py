@@ -256,12 +256,18 @@ def reply_row(line: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def mean_losses(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each loss term's mean over lines of ``replies.jsonl``, weighted by their samples."""
-    sums: dict[str, float] = {}
-    masses: dict[str, float] = {}
+def mean_losses(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each loss term's mean over lines of ``replies.jsonl``, weighted by their samples.
+
+    A term is left out if less than half as many replies have it as have the most frequent one: a single device cannot
+    fill means and charts with names.
+    """
+    named: Counter[str] = Counter()
     for row in rows:
-        for term, value in row.get("losses", {}).items():
-            sums[term] = sums.get(term, 0.0) + value * float(row["samples"])
-            masses[term] = masses.get(term, 0.0) + float(row["samples"])
-    return {term: sums[term] / max(masses[term], 1.0) for term in sums}
+        named.update(list(row.get("losses", {})))
+    means: dict[str, float] = {}
+    for term, count in named.items():
+        if 2 * count >= max(named.values()):
+            found = [(row["losses"][term], float(row["samples"])) for row in rows if term in row.get("losses", {})]
+            means[term] = sum(loss * mass for loss, mass in found) / max(sum(mass for _, mass in found), 1.0)
+    return means

@@ -343,9 +343,6 @@ class Recorder:
                     metrics.setdefault(name, {})[domain] = value
         self.history.tell("metrics", {"round": scored_round, "metrics": metrics})
 
-    def _has_counts(self, entry: Mapping[str, Any]) -> bool:
-        return counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"])
-
     def _score_line(self, number: int, reply: Reply, scored_on: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         line: dict[str, Any] = {
             "round": number,
@@ -357,7 +354,7 @@ class Recorder:
             "correct": entry["correct"],
             "loss": round(entry["loss"], 6),
         }
-        if self._has_counts(entry):
+        if counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"]):
             line["confusion"] = cells_of(entry["confusion"])
         if self._further.measures:
             line |= self._further.recorded(number, entry)
@@ -375,7 +372,7 @@ class Recorder:
         averaged = any(name.endswith("running_mean") for name in self.server.shared)
         if not averaged or early or domain in self._collapsed or loss is None or loss > guessing / 2:
             return
-        if not self._has_counts(entry):
+        if not counts_fit(entry.get("confusion"), self.server.class_count, entry["count"], entry["correct"]):
             return
         predicted = one_class(entry["confusion"])
         if predicted is None:

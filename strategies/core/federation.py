@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
+from common.numerics import seeded_globals
 from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
@@ -155,6 +156,12 @@ class Federation:
         """Test images by client and domain, as each client first reported them."""
         model = self.new_model()
         self.server = server_context(settings, model, len(self.registry.expected))
+        seen: dict[int, str] = {}
+        self._first: dict[str, str] = {}
+        """By the name of each shared parameter, the first name of the same tensor: networks may tie several."""
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if name in self.server.shared:
+                self._first[name] = seen.setdefault(id(parameter), name)
         check_combination(settings, model, len(self.registry.expected))
 
     def new_model(self, domain: str | None = None) -> nn.Module:
@@ -163,7 +170,8 @@ class Federation:
 
     def initial_state(self) -> GlobalState:
         """Return the global state before the first round, a pure function of the settings and the seed."""
-        return self.method.initial_state(self.server.shared, self.server)
+        with seeded_globals(self.settings.seed, "server"):
+            return self.method.initial_state(self.server.shared, self.server)
 
     def check_fits(self, state: GlobalState) -> None:
         """Check that a checkpoint's state is one of the run's.
@@ -217,19 +225,14 @@ class Federation:
         if clients and self.settings.rounds.largest_client is not None:
             median_samples = statistics.median([client.samples for client in clients])
             limited = limit_samples(clients, self.settings.rounds.largest_client * median_samples)
-        self.server = replace(
-            self.server,
-            clients=limited,
-            round=round_number,
-            exchange=exchange,
-            scoring=score,
-        )
+        self.server = replace(self.server, clients=limited, round=round_number, exchange=exchange, scoring=score)
         self._requests, self._asked_to_train, self._answered, self._gate = {}, 0, set(), None
         self.answer_store.clear()
 
     def message(self, state: GlobalState) -> Payload:
         """Return the tensors that every participant of the current exchange receives."""
-        download = self.method.download(state, self.server)
+        with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "download"):
+            download = self.method.download(state, self.server)
         message = Payload(download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
@@ -248,9 +251,7 @@ class Federation:
         if self.server.scoring and self.settings.rounds.test:
             duties = self.registry.scorers(participants, personal=self.method.personal)
         validates = self.server.scoring and self.settings.protocol.validation > 0
-        training: set[str] = set()
-        if train:
-            training.update(client.id for client in participants)
+        training = {client.id for client in participants if train}
         self._requests = {}
         for client in self.server.clients:
             if client.id not in training and client.id not in duties and not validates:
@@ -320,17 +321,20 @@ class Federation:
 
         # Aggregate them, if there are enough.
         needed, by = 0, ""
-        asked = self._asked_to_train
-        if enough:
-            asked = min(asked, enough)
+        asked = min(self._asked_to_train, enough or self._asked_to_train)
         if asked:
             needed, by = self.needed(asked)
         counted = dict(self.counted)
         if needed and len(updates) >= needed:
             specs = tensor_specs(state.weights)
-            state = self.method.aggregate(state, updates, self.server)
+            with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "aggregate"):
+                state = self.method.aggregate(state, updates, self.server)
+            if not isinstance(state, GlobalState):
+                raise ConfigError(f"{self.method.name}.aggregate returned a {type(state).__name__}, no GlobalState")
             if tensor_specs(state.weights) != specs:
                 raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
+            tied = {name: state.weights[self._first.get(name, name)] for name in state.weights}
+            state = replace(state, weights=tied)
             keeping = {update.client.id for update in updates}
             keeping &= {reply.client for reply in admitted if reply.answer.kept}
             made = OwnVersion(round=self.server.round, exchange=self.server.exchange, attempt=self.attempt)

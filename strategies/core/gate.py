@@ -84,7 +84,7 @@ class Gate:
             weights = {name: payload.weights[name] for name in self.server.shared}
         elif payload.weights:
             raise PayloadError(f"the reply has weights that were not asked for: {some_of(sorted(payload.weights), 3)}")
-        check_tensors("extra", payload.extra, self.expected.extra, client.samples)
+        check_tensors("extra, as the method's expects declares it", payload.extra, self.expected.extra, client.samples)
         prototypes = self._check_prototypes(payload.prototypes, client)
         self._check_values(payload.weights)
         self._check_values(payload.extra)
@@ -264,18 +264,12 @@ def check_tensors(
         missing = sorted(set(expected) - set(tensors))
         unknown = sorted(set(tensors) - set(expected))
         raise PayloadError(f"{part}: missing {missing[:3]}, not asked for {unknown[:3]}")
+    named: dict[int | str | None, int | str] = {None: "any", "samples": samples}
     for name, (dtype, lengths) in expected.items():
         tensor = tensors[name]
-        wanted: list[int | str] = []
-        fits = tensor.dtype == dtype and tensor.ndim == len(lengths)
-        for dimension, length in enumerate(lengths):
-            if length is None:
-                wanted.append("any")
-                continue
-            if length == "samples":
-                length = samples
-            wanted.append(length)
-            fits = fits and tensor.shape[dimension] == length
+        wanted = [named.get(length, length) for length in lengths]
+        fits = tensor.dtype == dtype and tensor.ndim == len(wanted)
+        fits = fits and all(length in ("any", size) for length, size in zip(wanted, tensor.shape, strict=True))
         if not fits:
             shape = tuple(tensor.shape)
             raise PayloadError(f"{name} is {tensor.dtype} {shape}; expected {dtype} {tuple(wanted)}")

@@ -69,6 +69,9 @@ class Method:
     pools: ClassVar[bool] = False
     """Whether one client holds the samples of all clients of the protocol."""
 
+    validates: ClassVar[bool] = False
+    """Whether clients measure models by :meth:`ClientContext.validate`; a device that scores no image refuses it."""
+
     readings: ClassVar[tuple[Point, ...]] = ()
     """Where paper, released code and a plain run may differ, with the value of each."""
 
@@ -140,6 +143,8 @@ class Method:
         keeps = type(self).aggregate_prototypes is Method.aggregate_prototypes
         if keeps != (mode == "none") and type(self).aggregate is Method.aggregate:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
+        if type(self).predict is not Method.predict and type(self).inference is Method.inference:
+            raise ConfigError(f"method={self.name}: override inference, too: an export knows nothing of predict")
         if self.personal and self.trains and settings.unseen_domains:
             raise ConfigError(
                 f"method={self.name} has a model for each client and none for {', '.join(settings.unseen_domains)}, "
@@ -258,6 +263,13 @@ class Method:
         """Return the phases of local training; by default one, in which all parameters train."""
         return (Phase(epochs),)
 
+    def local_epochs(self, epochs: int) -> int:
+        """Return the passes that train in all exchanges of a round, over the client's data or what is made of them.
+
+        ``max-epochs`` of a device bounds them. A method that trains outside :meth:`phases` adds those passes.
+        """
+        return sum(phase.epochs for phase in self.phases(epochs))
+
     def begin(self, local: ClientContext) -> None:
         """Prepare local training, after scoring: for example, install other received tensors."""
 
@@ -272,14 +284,19 @@ class Method:
         """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
         batch = local.forward(images, labels)
         losses = self.loss(batch, local)
+        where = f"{type(self).__name__}.loss"
         if not isinstance(losses, Losses):
-            raise TypeError(f"{type(self).__name__}.loss returned a {type(losses).__name__}, not Losses(terms by name)")
-        detached = [name for name, term in losses.terms.items() if not getattr(term, "requires_grad", False)]
-        if detached and losses.fused is None and batch.features.requires_grad:  # a frozen backbone's have none
-            raise TypeError(
-                f"{type(self).__name__}.loss: the term {detached[0]} has no gradient, so nothing would train on it; to "
-                "weaken another method's terms call its loss on dataclasses.replace(self, ...); leave out a term of 0"
-            )
+            raise TypeError(f"{where} returned a {type(losses).__name__}, not Losses(terms by name)")
+        for name, term in losses.terms.items():
+            if not isinstance(term, Tensor) or term.numel() != 1:
+                found = f"{type(term).__name__} {list(getattr(term, 'shape', []))}"
+                raise TypeError(f"{where}: the term {name} is a {found}, and must be a tensor of one element: a mean")
+            learns = term.requires_grad or losses.fused is not None
+            if not learns and batch.features.requires_grad:  # a frozen backbone's have none
+                raise TypeError(
+                    f"{where}: the term {name} has no gradient, so nothing would train on it; to weaken another "
+                    "method's terms call its loss on dataclasses.replace(self, ...); leave out a term of 0"
+                )
         local.backward(losses.total)
         self.edit_gradients(local)
         local.optimizer.step()
@@ -384,8 +401,8 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
 
 
 def _check_phases(settings: RunSettings, model: nn.Module, *, frozen: bool) -> None:
-    names = [name for name, _ in model.named_parameters() if not (frozen and name.startswith("backbone."))]
-    remedy = "set model.freeze=none" if frozen else "give it epochs, and names of parameters"
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    remedy = "set model.freeze=none" if frozen else "give it epochs, and names of parameters that train"
     for number, phase in enumerate(settings.method.phases(settings.train.epochs), 1):
         trained = [name for name in names if phase.trainable is None or phase.trainable(name)]
         if not trained or phase.epochs < 1:
@@ -408,7 +425,6 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
     names, known = set(settings.method.shared_names(model)), model.state_dict().keys()
     if not names <= known:
         raise ConfigError(f"method={settings.method.name}: shared_names: the network has no {min(names - known)}")
-    parameters = names & {name for name, _ in model.named_parameters()}
     shared: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name in names:
@@ -422,7 +438,7 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
         train=settings.train,
         device=torch.device("cpu"),
         shared=shared,
-        parameters=frozenset(parameters),
+        parameters=frozenset(names & {name for name, _ in model.named_parameters()}),
         aggregation=settings.aggregation,
         seed=settings.seed,
         new_model=partial(build_model, settings, client_count),
@@ -431,11 +447,9 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
 
 
 def _check_carried(name: str, value: object) -> None:
-    found = type(value).__name__
-    if isinstance(value, Tensor):
-        found = f"a tensor, {value.dtype}, {value.layout}"
-        if value.dtype in CARRIED.values() and value.layout == torch.strided:
-            return
+    if isinstance(value, Tensor) and value.dtype in CARRIED.values() and value.layout == torch.strided:
+        return
+    found = f"a tensor, {value.dtype}, {value.layout}" if isinstance(value, Tensor) else type(value).__name__
     known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED.values())
     raise ConfigError(
         f"the network's {name} is {found}, which messages cannot contain: make it a dense tensor of {known}, or a "

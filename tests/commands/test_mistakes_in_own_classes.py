@@ -57,7 +57,43 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     ),
     "no losses": ("return Losses(terms)", "return terms", r"loss returned a dict, not Losses\("),
     "no return of losses": ("return Losses(terms)", "Losses(terms)", "WarmContrast.loss returns nothing"),
-    "a number among losses": ("return Losses(terms)", "return Losses({**terms, 'b': 0.5})", "the term b has no grad"),
+    "a number among losses": (
+        "return Losses(terms)",
+        "return Losses({**terms, 'b': 0.5})",
+        r"the term b is a float \[\]",
+    ),
+    "a loss for each image": (
+        "return Losses(terms)",
+        "return Losses({**terms, 'b': batch.logits.sum(1)})",
+        r"WarmContrast.loss: the term b is a Tensor \[16\], and must be a tensor of one element",
+    ),
+    "a detached loss": (
+        "return Losses(terms)",
+        "return Losses({**terms, 'b': batch.logits.detach().mean()})",
+        "the term b has no gradient",
+    ),
+    "another state": (
+        "    @property",
+        f"{SUPER}        return vars(new)\n\n    @property",
+        "aggregate returned a dict, no GlobalState",
+    ),
+    "an extra tensor that is not declared": (
+        "    @property",
+        "    def upload(self, local, trained):\n        from strategies.core.exchange import Upload\n"
+        "        return Upload(prototypes=trained.prototypes, extra={'seen': local.class_count * local.weights["
+        "'head.bias']})\n\n    @property",
+        r"extra, as the method's expects declares it: missing \[\], not asked for \['seen'\]",
+    ),
+    "predictions of no export": (
+        "    @property",
+        "    def predict(self, features, logits, local):\n        return -logits\n\n    @property",
+        "override inference, too: an export",
+    ),
+    "received tensors changed": (
+        "        return Losses(terms)",
+        "        local.prototypes.vectors.mul_(0.9)\n        return Losses(terms)",
+        r"changed received tensors in place \(prototypes.vectors\)",
+    ),
     "infinite loss": (
         "return Losses(terms)",
         "return Losses({'b': batch.cross_entropy() * float('nan')})",
@@ -102,7 +138,8 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     ),
     "classes in the place of scores": (
         "    @property",
-        "    def predict(self, features, logits, local):\n        return logits.argmax(1)\n\n    @property",
+        "    def predict(self, features, logits, local):\n        return logits.argmax(1)\n\n"
+        "    def inference(self, model, prototypes, seed):\n        return model\n\n    @property",
         r"logits \[8, 10\], scores \[8\]: must be \[N, 10\]",
     ),
     "another decorator": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -109,6 +110,17 @@ def test_mistakes_in_it_are_named(words: list[str], reason: str, package: Path) 
 def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
     words = ["method=fedprox", "method.mu=0.5"]
     assert compose_config([*words, "method._target_=strategies.fedprox.FedProx"]) == compose_config(words)
+
+
+def test_a_class_that_python_has_imported_is_built_and_no_function(package: Path, tmp_path: Path) -> None:
+    node = {"_target_": "ownlib.fair.QFair", "q": 2.0}
+    with pytest.raises(ConfigError, match=r"if you name it: method._target_=.* .in Python import ownlib.fair before"):
+        build(node, "method")
+    importlib.import_module("ownlib.fair")
+    assert build(node, "method").q == 2.0
+    for name in ("subprocess.Popen", "common.choices.trust", "common.settings.RunSettings"):
+        with pytest.raises(ConfigError, match="imported only if you name it"):
+            build({"_target_": name}, "method")
 
 
 def test_a_class_that_only_a_tuned_file_names_is_not_imported(package: Path, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from common.data.batches import split_batches
+from common.data.batches import Split, split_batches
 
 
 def lengths(count: int, size: int, last: str) -> list[int]:
@@ -49,3 +52,12 @@ def test_no_batch_has_one_sample() -> None:
                 assert min(found) >= 2
                 if last != "drop":
                     assert sum(found) == count
+
+
+def test_arrays_are_refused_as_such() -> None:
+    images, labels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    array: Any = np.zeros((2, 3, 8, 8), np.uint8)
+    with pytest.raises(ValueError, match=r"must be tensors: torch.from_numpy; got .*ndarray"):
+        Split(array, labels)
+    with pytest.raises(ValueError, match=r"must be tensors.*list"):
+        Split(images, labels.tolist())

@@ -19,7 +19,7 @@ from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.files import ReplyTotals
-from server.run.history import REPLY_COLUMNS, History, reply_row
+from server.run.history import REPLY_COLUMNS, History, mean_losses, reply_row
 from server.run.schema import read_lines
 from tests.support.runs import run
 from tests.support.toy import toy_settings
@@ -229,6 +229,21 @@ def test_a_run_is_copied_for_a_spreadsheet(tmp_path: Path) -> None:
     run(toy_settings("fedavg", tmp_path / "run", train={"rounds": 1}, overwrite=True))
     assert not scores.exists(), "they would be of the run before"
     assert not replies.exists()
+
+
+def test_the_names_of_a_single_device_are_in_no_mean_of_losses() -> None:
+    rows: list[dict[str, Any]] = []
+    for value, samples in ((1.0, 10), (2.0, 30), (4.0, 20)):
+        rows.append({"samples": samples, "losses": {"cross_entropy": value}})
+    rows[1]["losses"]["contrast"] = 0.5  # of two of four
+    rows[2]["losses"]["contrast"] = 0.7
+    rows.append({"samples": 5, "losses": {f"term{number}": 1.0 for number in range(50)}})
+    rows.append({"samples": 9})  # only scored
+    assert mean_losses(rows) == {
+        "cross_entropy": pytest.approx((10 + 60 + 80) / 60),
+        "contrast": pytest.approx((15 + 14) / 50),
+    }
+    assert mean_losses([]) == {}
 
 
 def test_a_run_of_an_older_version_is_refused_in_plain_words_and_kept(tmp_path: Path) -> None:

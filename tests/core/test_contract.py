@@ -21,10 +21,11 @@ from client.reasons import REASONS
 from common.choices import choices_of
 from common.contract import METHODS, UNITS, Contract
 from common.data.table import Table
-from common.errors import ConfigError, ContractError
+from common.errors import ConfigError, ContractError, DataError
 from common.settings import load_settings, with_method
 from common.wire.messages import Request
 from strategies.core.codec import read_registrations
+from strategies.rucr import RUCR
 
 NOT_ALLOWED = REASONS[ContractError]
 
@@ -145,6 +146,17 @@ def test_epochs_are_those_of_all_phases(tmp_path: Path) -> None:
     Contract(pinned={"max-epochs": "5"}).check_terms(terms)
     with pytest.raises(ContractError, match="serves max-epochs=4 alone, and the run asks for max-epochs=5"):
         Contract(pinned={"max-epochs": "4"}).check_terms(terms)
+
+
+def test_epochs_are_those_of_all_exchanges() -> None:
+    """RUCR trains a second time, in ``rebalance``."""
+    assert [RUCR(rebalance_epochs=count).local_epochs(3) for count in (None, 0, 200)] == [6, 3, 203]
+
+
+def test_no_server_trains_more_epochs_than_the_owner_allows(clinic: Path) -> None:
+    attacker = device(clinic, data="folder", max_epochs=2)
+    asked = ("train.epochs=1", "method=rucr", "method.rebalance_epochs=200")
+    assert "the run asks for max-epochs=201; its owner changes that" in attacker.register(*asked).text
 
 
 @pytest.mark.parametrize("pinned", UNITS)
@@ -268,6 +280,83 @@ def test_no_server_chooses_what_a_folder_of_a_private_device_is(tmp_path: Path) 
     asked = ["data.path=any/class", "data.classes=[p0,p1,p2]", *NOISED]
     assert attacker.register(*asked).text == NOT_ALLOWED
     assert device(folder).register("data.path=any/class", "data.classes=[p0,p1,p2]").ok
+
+
+# ---- what is read before it is allowed, and what errors tell --------------------------------------------------------
+
+SECRET = "hunter2"
+NOTES = f"Dear colleague; the password of the archive is {SECRET}\nsecond line\n"
+PROBES = (
+    ("data.path=notes.csv", "data.domain=none"),
+    ("data.path=notes.csv", "data.label=finding", "data.domain=none"),
+    ("data.path=staff.csv", "data.label=surname", "data.domain=secret"),
+    ("data.path=staff.csv", "data.label=surname", "data.split=secret:none"),
+    ("data.path=staff.csv", "data.label=surname", "data.domain=secret", "data.domains=[]"),
+    ("data.path=staff.csv", "data.label=surname", "data.domain=secret", "data.domains=[]", "protocol.leave_out=[x]"),
+)
+"""Requests by which a server reads tables that hold no images of this run."""
+
+
+@pytest.fixture
+def staff(clinic: Path) -> Path:
+    """The clinic's folder, with two files that are nobody's data set."""
+    (clinic / "notes.csv").write_text(NOTES)
+    rows = [f"{number}.png,{('Smith', 'Jones')[number % 2]},{(SECRET, 's3cret')[number % 2]}" for number in range(10)]
+    (clinic / "staff.csv").write_text("\n".join(["image,surname,secret", *rows]) + "\n")
+    return clinic
+
+
+def probed(attacker: Attacker, folder: Path, probe: Sequence[str]) -> str:
+    """All that a device tells of a request to read another table."""
+    more = ["protocol=leave_one_out"] if "protocol.leave_out=[x]" in probe else []
+    asked = ["data=table", f"data.root={folder}", *more, *probe]
+    reply = attacker.register(*asked)
+    assert not reply.ok
+    return reply.text + reply.traceback
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=str)
+@pytest.mark.parametrize(
+    "pins",
+    [{}, {"data": "folder", "data_path": "", "methods": "fedavg"}, PINS, {"data": "table"}],
+    ids=["nothing pinned", "a folder", "another table", "tables"],
+)
+def test_no_server_reads_cells_out_of_an_error(probe: Sequence[str], pins: dict[str, Any], staff: Path) -> None:
+    """The attack: a request to train on any table below the folder was answered with its cells."""
+    told = probed(device(staff, **pins), staff, probe)
+    for text in (SECRET, "s3cret", "Smith", "colleague", "surname', "):
+        assert text not in told
+
+
+@pytest.mark.parametrize("probe", PROBES[:4], ids=str)
+def test_a_table_that_is_not_allowed_is_not_opened(
+    probe: Sequence[str], staff: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = device(staff)
+    assert first.register(*HONEST).ok
+    monkeypatch.setattr(Table, "_open", lambda *rest, **more: pytest.fail("the table was opened"))
+    for attacker in (first, device(staff, **PINS)):
+        told = probed(attacker, staff, probe)
+        assert "ContractError: this device " in told
+        assert probe[0].replace(".", "-", 1) in told
+
+
+def test_the_text_of_an_error_leaves_once_what_is_read_is_decided(
+    clinic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, its own log has the text; a pin of all that is read, or a first run, lets it go."""
+    attacker = device(clinic)
+    good = (clinic / "0.png").read_bytes()
+    (clinic / "0.png").write_bytes(b"no image")
+    reply = attacker.register(*HONEST)
+    assert (reply.text, reply.traceback) == (REASONS[DataError], "")
+    assert "0.png cannot be decoded" in capsys.readouterr().err
+    pins = {**PINS, "data_classes": "negative,positive", "data_image": "path", "data_group": ""}
+    assert "0.png cannot be decoded" in device(clinic, **pins).register(*HONEST).text
+    (clinic / "0.png").write_bytes(good)
+    assert attacker.register(*HONEST).ok
+    (clinic / "0.png").write_bytes(b"no image, again")
+    assert "0.png cannot be decoded" in attacker.register(*HONEST).text
 
 
 # ---- what the first run decides --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -365,8 +366,9 @@ def test_a_wrong_declaration_is_refused(case: str, monkeypatch: pytest.MonkeyPat
         ("Wrong own_metric.kind='other sums'", r"returned \['images', 'more'\]"),
         ("Wrong own_metric.kind='no number'", "images is not a number"),
         ("Wrong own_metric.kind='not finite'", "images is inf"),
-        ("Wrong own_metric.kind='raises'", "Wrong.sums fails on 10 images of 10 classes: IndexError"),
-        ("Wrong own_metric.kind=mean", r"sums: images of 10 images is 0.1, and in two batches 0.2; return a sum over"),
+        ("Wrong own_metric.kind='raises'", "Wrong.sums fails on 20 images of 10 classes: IndexError"),
+        ("Wrong own_metric.kind=mean", r"sums: images of 20 images is 0.3\d+, and in two batches 0.[67]\d+; return"),
+        ("Wrong own_metric.kind='mean margin'", r"sums: images of 20 images is 0.1\d+, and in two batches 0.\d+;"),
         ("Wrong own_metric.kind='no values'", "Wrong does not define values"),
         ("Wrong own_metric.kind='no number of values'", "Wrong.values: mine is not a number"),
         ("Wrong own_metric.kind='other values'", r"Wrong.values returned \['yours'\]"),
@@ -503,6 +505,7 @@ def test_a_record_is_read_without_importing_the_metric(
     monkeypatch.setattr(common.choices, "_OWN_NAMES", {"support.toy.Toy"})
     assert main(["table", str(folder), "--metric", "class_f1"]) == 0
     assert "F1 of one class" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "support.own_metrics")
     with pytest.raises(ConfigError, match="imported only if you name it"):
         _ = RunModel(RunRecord(folder / "fedavg-0")).settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -21,9 +21,10 @@ from common.config import checked
 from common.models.base import initialised
 from common.numerics import seeded_globals
 from common.settings import RunSettings
+from common.storage import GlobalState
 from server.run.schema import read_lines
-from strategies.core.context import ClientContext
-from strategies.core.exchange import Batch, Losses
+from strategies.core.context import ClientContext, ServerContext
+from strategies.core.exchange import Batch, Download, Losses, Update
 from strategies.fedavg import FedAvg
 
 
@@ -53,6 +54,26 @@ class DrawingMetric(gf.OwnMetric):
         return {"half": 100 * sums["found"] / sums["chosen"]}
 
 
+@checked
+class DrawingServer(Drawing):
+    """A method whose server draws from the global generators wherever it has its say."""
+
+    def initial_state(self, weights: Mapping[str, Tensor], server: ServerContext) -> GlobalState:
+        return super().initial_state(noisy(weights), server)
+
+    def download(self, state: GlobalState, server: ServerContext) -> Download:
+        return Download(noisy(state.weights))
+
+    def aggregate(self, state: GlobalState, updates: Sequence[Update], server: ServerContext) -> GlobalState:
+        return replace(state, weights=noisy(super().aggregate(state, updates, server).weights))
+
+
+def noisy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with noise from all three generators."""
+    noise = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
+    return {name: tensor + tensor.new_tensor(0.01 * noise) for name, tensor in weights.items()}
+
+
 def drawing(folder: Path, rounds: int = 2, engine: Mapping[str, object] | None = None) -> RunSettings:
     settings = toy_settings("fedavg", folder, train={"rounds": rounds}, engine=dict(engine or {}))
     return replace(settings, method=Drawing(), own_metric=DrawingMetric())
@@ -73,6 +94,21 @@ def test_a_run_with_draws_of_one_s_own_repeats(tmp_path: Path) -> None:
     resumed = run(replace(drawing(tmp_path / "half"), resume=True))
     assert resumed.sha256 == first.sha256
     assert drawn(tmp_path / "half") == drawn(tmp_path / "first")
+
+
+def test_a_run_whose_server_draws_repeats(tmp_path: Path) -> None:
+    def run_of(name: str, rounds: int = 2, *, resume: bool = False) -> str:
+        settings = replace(drawing(tmp_path / name, rounds), method=DrawingServer(), resume=resume)
+        return run(settings).sha256
+
+    first = run_of("first")
+    torch.rand(7)
+    np.random.rand()  # noqa: NPY002
+    random.random()
+    assert run_of("again") == first
+    assert run_of("half", 1) != first
+    torch.rand(7)
+    assert run_of("half", resume=True) == first
 
 
 def test_clients_and_exchanges_draw_differently() -> None:

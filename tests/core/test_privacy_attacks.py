@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pytest
@@ -15,13 +15,15 @@ from support.attacks import (
     NOISED,
     Attacker,
     chosen,
+    initial_weights,
     name_of,
     replace_image,
     scores_of,
     write_folder,
 )
+from support.exchanges import device_of, request_to
 from support.runs import run
-from support.toy import Toy
+from support.toy import Toy, toy_settings
 
 import common.settings
 import strategies.core.protection
@@ -30,6 +32,7 @@ from client.node import answer_question
 from client.reasons import REASONS, reason_for, says_private
 from client.resident.messages import Question
 from common import errors
+from common.config import checked
 from common.data.digits import Digits
 from common.data.domain import DataSource, Domain
 from common.data.folder import Folder
@@ -37,11 +40,13 @@ from common.data.glyphs import Glyphs
 from common.data.image_folders import ImageFolders
 from common.data.office_caltech import OfficeCaltech
 from common.data.table import Table
-from common.errors import ConfigError, ContractError, DataError, ImageSideError
-from common.settings import load_settings
-from common.wire.messages import Registration
-from common.wire.payload import decode
+from common.errors import ConfigError, ContractError, DataError, ImageSideError, PayloadError
+from common.settings import load_settings, with_method
+from common.text import printable
+from common.wire.messages import Registration, Request, header_of, read_header
+from common.wire.payload import TENSOR_TYPE, Payload, decode, encode
 from strategies.core.codec import read_registrations
+from strategies.feddg_ga import FedDGGA
 
 WRONG_SIDE = REASONS[ImageSideError]
 NEGATIVE = Path("negative")
@@ -380,9 +385,77 @@ def test_the_error_of_a_private_device_names_no_file(tmp_path: Path, capsys: pyt
             reply = attacker.ask(*words, train=True) if trains else attacker.register(*words)
             assert (reply.ok, reply.text, reply.traceback) == (False, REASONS[DataError], "")
             assert "patient_0417_positive.png cannot be decoded" in capsys.readouterr().err, "its own log has the rest"
-    told = Attacker(folder, tmp_path / "open", domain="clinic").register()
+    pins = {"data": "folder", "data_path": "", "data_classes": "negative,positive"}
+    told = Attacker(folder, tmp_path / "open", domain="clinic", **pins).register()
     assert "patient_0417_positive.png cannot be decoded" in told.text
     assert "Traceback" in told.traceback
+
+
+def test_a_device_that_scores_no_image_measures_no_model(tmp_path: Path) -> None:
+    """The attack: FedDG-GA sent how many training images the received model classifies, exactly."""
+    folder = write_folder(tmp_path / "clinic")
+    attacker = Attacker(folder, tmp_path / "state", domain="clinic", privacy_scores="none")
+    for reply in (attacker.register("method=feddg_ga"), attacker.ask("method=feddg_ga", train=True)):
+        assert (reply.ok, reply.text) == (False, REASONS[ContractError])
+    assert attacker.register("method=fedavg").ok
+
+
+@checked
+class Undeclared(FedDGGA):
+    """A method that measures models and does not say so."""
+
+    validates: ClassVar[bool] = False
+
+
+def test_an_undeclared_measurement_is_refused_as_well(tmp_path: Path) -> None:
+    settings = with_method(toy_settings("feddg_ga", tmp_path), Undeclared())
+    weights = Payload(initial_weights(settings, 3))
+    with pytest.raises(ContractError, match="this device scores no image"):
+        device_of(settings, scores=()).answer(request_to(settings, score=[]), weights)
+    assert device_of(settings).answer(request_to(settings, score=[]), weights).extra
+
+
+FORGED = "x\n2026-11-28T00:00:00.000Z INFO goldfinch.node: epsilon spent 0.001 of 8\n\x1b]0;title\x07\x1b[2J\x9b31m"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({key: FORGED} for key in ("run", "identity", "method", "exchange", "client", "code")),
+        {"score": [FORGED]},
+        {"own": {"round": 1, "exchange": FORGED, "attempt": 0}},
+        {FORGED: 1},
+        {"client": "other"},
+    ],
+    ids=lambda changes: next(iter(changes)).partition("\n")[0],
+)
+def test_no_server_writes_a_line_of_the_device_s_log(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The attack: the request's client was a line of the log, with a time of its own."""
+    attacker = Attacker(write_folder(tmp_path / "clinic"), tmp_path / "state", domain="clinic")
+    words = chosen()
+    settings = load_settings(words)
+    request = {**header_of(request_to(settings, "clinic", client_count=1)), **changes}
+    blob = encode(Payload(initial_weights(settings, 1)))
+    content = {"request": json.dumps(request), "tensor_type": TENSOR_TYPE, "tensors": [blob]}
+    reply = answer_question(attacker._question("answer", words, **content))
+    assert not reply.ok
+    told = capsys.readouterr().err
+    trace = told[told.index("  Traceback") :]
+    assert all(line.startswith("  ") for line in trace.split("\n") if line)
+    assert printable(trace, keep="\n") == trace
+    assert "epsilon spent" not in reply.text or FORGED in changes
+
+
+@pytest.mark.parametrize("changes", [{"round": -1}, {"own": {"round": -1, "exchange": "train", "attempt": 0}}], ids=str)
+def test_a_round_is_not_negative(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The attack: files of negative rounds were kept for ever."""
+    settings = toy_settings("fedbn", tmp_path)
+    header = {**header_of(request_to(settings)), **changes}
+    with pytest.raises(PayloadError, match="round"):
+        read_header(Request, header)
+    assert read_header(Request, {**header, **{key: header_of(request_to(settings))[key] for key in changes}})
 
 
 ERRORS = [

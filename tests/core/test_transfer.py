@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client.transfer import copied_to_cpu, moved, received
+from client.transfer import check_unchanged, copied_to_cpu, moved, received
+from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.wire.payload import Payload
 
@@ -68,3 +70,26 @@ def test_clients_of_a_round_share_one_copy_of_the_message() -> None:
     other = Payload(message.weights, message.prototypes, message.extra)
     assert received(other, "float32", ELSEWHERE) is not first
     assert received(message, "float32", torch.device("cpu")) is message
+
+
+@pytest.mark.parametrize("transport", ["float32", "float16"])
+def test_a_received_tensor_that_is_changed_in_place_is_found(transport: str) -> None:
+    prototypes = PrototypeSet(torch.eye(3), torch.arange(3), torch.ones(3))
+    message = Payload({"weight": torch.ones(3), "other": torch.ones(3)}, prototypes, {"extra": torch.ones(2)})
+    there = received(message, transport, torch.device("cpu"))
+    assert there.prototypes is not None
+    check_unchanged("mine")
+    for name, tensor in (
+        ("weight", there.weights["weight"]),
+        ("extra", there.extra["extra"]),
+        ("prototypes.vectors", there.prototypes.vectors),
+    ):
+        received(message, transport, torch.device("cpu"))
+        check_unchanged("mine")
+        there = received(message, "float32", torch.device("cpu"))
+        tensor.detach().mul_(2)
+        with pytest.raises(ConfigError, match=rf"method=mine changed .*\({name}\).*tensor.clone"):
+            check_unchanged("mine")
+    with torch.inference_mode():
+        received(Payload({"weight": torch.ones(3)}), "float32", torch.device("cpu"))
+    check_unchanged("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,36 @@ def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
         OneClientPerDomain(validation=0.1).parts(domain(2, 2), ClientSpec("d", 0), 0)
     with pytest.raises(DataError, match="would train on 1 samples"):
         OneClientPerDomain(validation=0.5).parts(domain(2), ClientSpec("d", 0), 0)
+
+
+def in_groups(*sizes: int, one_class_each: bool = False) -> Domain:
+    """A domain whose samples are in groups of these sizes, with both classes in each group or one."""
+    groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    labels = groups if one_class_each else torch.arange(len(groups)) % 2
+    held = domain(len(groups), 0)
+    names = tuple(f"p{number}" for number in groups.tolist())
+    return replace(held, train=Split(held.train.images, labels), train_groups=names)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share", "words"),
+    [
+        ((30, 30, 30), 0.2, "is at most 18, while the smallest whole group has 30: set protocol.validation=0.34 or"),
+        ((40, 60), 0.1, "is at most 10, while the smallest whole group has 40: set protocol.validation=0.4 or more"),
+        ((90,), 0.5, "its largest value, 0.5, is too little: give the client more groups"),
+    ],
+)
+def test_groups_that_are_too_large_to_hold_out_are_named(sizes: tuple[int, ...], share: float, words: str) -> None:
+    held, client = in_groups(*sizes), ClientSpec("d", 0)
+    with pytest.raises(DataError, match=words):
+        OneClientPerDomain(validation=share).parts(held, client, 0)
+    if remedy := re.search(r"validation=([\d.]+) or", words):
+        assert len(OneClientPerDomain(validation=float(remedy[1])).parts(held, client, 0)[1]) == min(sizes)
+
+
+def test_groups_that_have_a_class_to_themselves_are_named() -> None:
+    with pytest.raises(DataError, match="all samples of a class: give the client more groups with that class"):
+        OneClientPerDomain(validation=0.5).parts(in_groups(10, 10, one_class_each=True), ClientSpec("d", 0), 0)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ COMMANDS = (
     r"\(cd .*? done\)",
     rf"(?:mkdir -p {WORD} && )?(?:python -m zipfile -e {WORD} {WORD}|tar -xf {WORD} -C {WORD})",
     rf"mkdir -p {WORD} && find {WORD} -maxdepth 1 -type f -exec mv \{{\}} {WORD} ';'",
-    rf"find {WORD} -name {WORD} -exec python -c {WORD} '\{{\}}' \+",
+    rf"find {WORD} -name {WORD} -exec {WORD} -P -c {WORD} '\{{\}}' \+",
     rf"iconv -f {WORD} -t UTF-8 {WORD} > {WORD}",
     rf"mv (?:-n )?{WORD} {WORD}",
-    rf"python -c {WORD}",
+    rf"{WORD} -P -c {WORD}",
 )
 STEP = re.compile("|".join((*COMMANDS, SETTING)))
 JOINED = (" and ", " ", " && ", ": as one table: ")
@@ -158,11 +158,16 @@ def remedies(error: str) -> list[list[str]]:
 
 
 def obey(case: Case, steps: Sequence[str]) -> None:
-    """Run the commands of a remedy, and take over its settings."""
+    """Run the commands of a remedy, and take over its settings.
+
+    Each runs in a folder whose own ``common`` is not Goldfinch's.
+    """
     for step in steps:
         if not re.fullmatch(SETTING, step):
-            line = step.replace("python ", f"{shlex.quote(sys.executable)} ")
-            subprocess.run(["bash", "-c", line], check=True, capture_output=True)
+            line = step.replace("python -m ", f"{shlex.quote(sys.executable)} -m ")
+            with tempfile.TemporaryDirectory() as elsewhere:
+                Path(elsewhere, "common.py").write_text("raise SystemExit(1)")
+                subprocess.run(["bash", "-c", line], check=True, capture_output=True, cwd=elsewhere)
             continue
         for setting in shlex.split(step):
             key = setting.partition("=")[0]

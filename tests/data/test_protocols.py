@@ -338,7 +338,9 @@ def test_images_of_one_group_are_all_trained_on_or_all_validated(make: Any, vali
 def test_a_group_that_does_not_fit_into_the_share_is_not_divided() -> None:
     domain = made_up_domain("photo", [0, 1] * 20)
     grouped = replace(domain, train_groups=tuple(f"patient {index // 20}" for index in range(40)))
-    with pytest.raises(DataError, match=r"protocol\.validation=0\.3 of them is none: take a larger share"):
+    with pytest.raises(
+        DataError, match=r"is at most 12, while the smallest whole group has 20: set protocol\.validation=0\.5 or more"
+    ):
         OneClientPerDomain(validation=0.3).parts(grouped, ClientSpec("photo", 0), 0)
     trained, validated = OneClientPerDomain(validation=0.5).parts(grouped, ClientSpec("photo", 0), 0)
     assert (len(trained), len(validated)) == (20, 20)

@@ -365,7 +365,7 @@ SKETCH = {"domain": "sketch"}
         ({"partition-id": -1, "num-partitions": 2}, OVERRIDES, "partition-id must be a whole number"),
         ({"partition-id": 2, "num-partitions": 2}, OVERRIDES, "counts from 0, below num-partitions=2; got 2"),
         ({}, OVERRIDES, "a SuperNode needs --node-config"),
-        (SKETCH, ["method=nope"], "method=nope: no such choice"),
+        (SKETCH, ["method=nope"], "cannot use the run's settings, or lacks a library; the log of the device says more"),
     ],
     ids=[
         *("a key", "a domain", "an index", "a folder", "an index in words", "half an index", "a processor"),

@@ -51,6 +51,7 @@ def local_exchange(
         round_number=round_number,
         exchange="train",
         device=torch.device("cpu"),
+        validation=split.subset(torch.arange(0)),
     )
 
 

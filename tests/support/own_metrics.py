@@ -69,6 +69,9 @@ class Wrong(gf.OwnMetric):
             return {"images": probabilities[len(labels)].sum()}
         if self.kind == "mean":
             return {"images": probabilities.max(1).values.mean()}
+        if self.kind == "mean margin":
+            first, second = probabilities.topk(2).values.unbind(1)
+            return {"images": (first - second).mean()}
         return {"images": len(labels)}
 
     def values(self, sums: Mapping[str, float]) -> Mapping[str, Any]:
@@ -82,6 +85,6 @@ class Wrong(gf.OwnMetric):
             return {"mine": np.float32(0.5) * np.ones(())}
         if self.kind == "no values":
             return super().values(sums)
-        if self.kind == "raises later" and sums["images"] > 10:
+        if self.kind == "raises later" and sums["images"] != 20:  # the trial has two images of ten classes
             raise KeyError("nothing")
         return {"mine": sums["images"]}
