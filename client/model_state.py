@@ -34,7 +34,6 @@ class ModelState:
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._modes: list[bool] = []
         self._trainable: list[bool] = []
-        self._still = [module for module in model.modules() if not module.training]
         self._fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._read()
         self.initial = self.copy()
@@ -64,8 +63,6 @@ class ModelState:
         self.tensors()
         if [module.training for module, *_ in self._modules] != self._modes:
             self.model.train()
-            for module in self._still:
-                module.training = False
             self._modes = [module.training for module, *_ in self._modules]
         for _, parameter in self._parameters:
             parameter.grad = None

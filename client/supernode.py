@@ -94,15 +94,15 @@ def main() -> None:
     condition.start()
     end = partial(_end_all, copying)
     add_exit_handler(end, run_before_force_exit=True)
-    said = "the SuperNode failed, see above, and ends; start it again"
+    ending = "the SuperNode failed, see above, and ends; start it again"
     try:
         flower_supernode()
     except KeyboardInterrupt:
-        said = "the SuperNode was interrupted, and ends; start it again"
+        ending = "the SuperNode was interrupted, and ends; start it again"
     except Exception as error:
         problem = " ".join(str(error).split()).rstrip(".") or repr(error)
-        said = f"the SuperNode cannot begin: {problem}; correct the command line, a file that it names, or the PATH"
-    print(f"goldfinch-supernode: {said}", file=sys.stderr, flush=True)
+        ending = f"the SuperNode cannot begin: {problem}; correct the command line, a file that it names, or the PATH"
+    print(f"goldfinch-supernode: {ending}", file=sys.stderr, flush=True)
     end()
     wait_for_lines(copying)
     os._exit(FAILED)

@@ -35,7 +35,8 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+    number = name.partition(":")[2] or "0"
+    if name.startswith("cuda") and int(number) >= torch.cuda.device_count():
         raise ConfigError(
             f"train.device={name}, but no such CUDA device is visible here; use train.device=auto or cpu, and see "
             "goldfinch doctor"
@@ -268,7 +269,9 @@ class LocalExchange:
     def run(self) -> Trained:
         """Train: every phase, every epoch, every batch."""
         self.snapshot()
-        epochs = steps = taken = 0
+        epochs = 0
+        steps = 0
+        taken = 0
         totals: dict[str, Tensor] = {}
         sums: ClassSums | None = None
         phases = self.method.phases(self.train.epochs)

@@ -1,4 +1,4 @@
-"""What keeps a program from asking for the programs of its own machine through a proxy that its environment names."""
+"""The variables of the environment that keep requests to this machine from going through a proxy."""
 
 from collections.abc import Mapping
 

@@ -82,7 +82,8 @@ def check_within(files: Sequence[Path], base: Path) -> None:
     for place in dict.fromkeys([path if path.is_symlink() else path.parent for path in files]):
         end = place.resolve()
         if not end.is_relative_to(root):
-            outside.append(f"{place} leads to {end}{'' if end.exists() else ' (nothing is there)'}")
+            absent = "" if end.exists() else " (nothing is there)"
+            outside.append(f"{place} leads to {end}{absent}")
     if outside:
         raise DataError(
             f"{some_of(outside)}, outside {root}. The domain's folder itself may be a link, but none in it may leave "

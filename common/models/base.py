@@ -106,7 +106,7 @@ class Model(nn.Module):
     Attributes:
         frozen: the backbone does not train and stays in evaluation mode. Features ``[B, D]`` may then be given in the
             place of images; they pass through unchanged.
-        still: the names of the parts that were in evaluation mode when the network had been built.
+        still: the names of the parts that were built in evaluation mode and stay in it.
     """
 
     backbone: nn.Module
@@ -122,12 +122,16 @@ class Model(nn.Module):
         self.still: frozenset[str] = frozenset()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; parts that were built in evaluation mode stay in it."""
+        """Set training or evaluation mode; :attr:`still` parts stay in evaluation mode."""
         super().train(mode)
         for name, part in self.named_modules():
             if name in self.still:
                 part.training = False
         return self
+
+    def hold_still(self) -> None:
+        """Keep the parts that are in evaluation mode now in it, whatever mode the network is set to."""
+        self.still = frozenset(name for name, part in self.named_modules() if not part.training)
 
     def features(self, images: Tensor) -> Tensor:
         """Return ``[B, D]``: what the last classifier reads (and prototypes are made of)."""

@@ -67,7 +67,7 @@ class ModelSpec(ABC):
             model = returned(self._construct(class_count, image_size), Model, self._construct)
             if self.freeze == "backbone":
                 model.backbone.eval().requires_grad_(False)
-            model.still = frozenset(name for name, part in model.named_modules() if not part.training)
+            model.hold_still()
             try_on(model, image_size, type(self))
         if self.pretrained is not None:
             start_from(model, self.pretrained, classes)

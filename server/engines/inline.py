@@ -46,7 +46,7 @@ class InlineSettings:
         device: dotted name of ``function(settings, spec) -> device``, so that server/ does not import client/.
         wire: encode and decode every message, as the other engines do.
         workers: clients that train at the same time, each with ``train.threads`` threads, >= 1. The result does not
-            depend on it.
+            depend on it, unless networks draw from PyTorch's generators in training, as dropout does.
     """
 
     name: str

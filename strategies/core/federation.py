@@ -321,7 +321,7 @@ class Federation:
 
         # Aggregate them, if there are enough.
         needed, by = 0, ""
-        asked = min(self._asked_to_train, enough or self._asked_to_train)
+        asked = min(self._asked_to_train, enough) if enough else self._asked_to_train
         if asked:
             needed, by = self.needed(asked)
         counted = dict(self.counted)

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from common.config import checked
+from common.config import checked, returned
 from common.errors import ConfigError, nearest
+from common.models.base import Model
 from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -390,8 +391,9 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
     if domain is not None:
         spec = spec.of(domain)
     model = spec.build(data.class_count, data.image_size, seed, data.class_names)
-    extended: nn.Module = settings.method.extend(model, client_count, seed)
-    if model.frozen and not getattr(extended, "frozen", False):
+    extended = returned(settings.method.extend(model, client_count, seed), Model, settings.method.extend)
+    extended.hold_still()
+    if model.frozen and not extended.frozen:
         raise ConfigError(
             f"model.freeze=backbone: {settings.method.name} adds layers of its own to the backbone, which must train; "
             "set model.freeze=none"
@@ -447,9 +449,11 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
 
 
 def _check_carried(name: str, value: object) -> None:
-    if isinstance(value, Tensor) and value.dtype in CARRIED.values() and value.layout == torch.strided:
-        return
-    found = f"a tensor, {value.dtype}, {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+    found = type(value).__name__
+    if isinstance(value, Tensor):
+        if value.dtype in CARRIED.values() and value.layout == torch.strided:
+            return
+        found = f"a tensor, {value.dtype}, {value.layout}"
     known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED.values())
     raise ConfigError(
         f"the network's {name} is {found}, which messages cannot contain: make it a dense tensor of {known}, or a "

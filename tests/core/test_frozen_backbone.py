@@ -148,6 +148,28 @@ def test_what_an_own_network_freezes_stays_as_it_is(method: str, tmp_path: Path)
     assert not local.model.get_parameter("backbone.stem.0.weight").requires_grad
 
 
+def test_a_part_built_in_evaluation_mode_stays_in_it_in_the_network_that_a_method_makes_of_it(tmp_path: Path) -> None:
+    model = build_model(replace(toy_settings("fedsr", tmp_path), model=OwnNetwork()), 3)
+    modes = {name: part.training for name, part in model.train().named_modules() if "stem" in name}
+    assert modes
+    assert not any(modes.values()), modes
+    assert model.training
+
+
+@checked
+class Wrapped(FedAvg):
+    """A method whose network is none of Goldfinch's."""
+
+    def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:
+        return nn.Sequential(model)
+
+
+def test_a_method_must_return_the_network_that_it_extends(tmp_path: Path) -> None:
+    settings = replace(toy_settings("fedavg", tmp_path), method=Wrapped())
+    with pytest.raises(ConfigError, match=r"Wrapped.extend returned a Sequential; it must return a Model"):
+        build_model(settings, 3)
+
+
 def test_a_phase_must_train_a_part_that_the_network_does_not_freeze(tmp_path: Path) -> None:
     method = StemOnly()
     settings = replace(toy_settings("fedavg", tmp_path), model=OwnNetwork(), method=method)
