@@ -371,6 +371,9 @@ class Series:
         Raises:
             OSError: the disk is full or cannot be written; the old file stays.
         """
+        kind = self.kind.partition("-")[0]
+        for unfinished in self.folder.glob(f".{kind}-*"):  # of a process that was killed, see write_bytes
+            unfinished.unlink(missing_ok=True)
         known = {**(facts or {}), "sha256": tensors_sha256(tensors, f"{self.kind}={number}")}
         metadata = {"goldfinch": json.dumps(known, sort_keys=True)}
         write_tensors(self.path(number), tensors, metadata, private=self.private)

@@ -439,9 +439,10 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
         finished: whether to leave out runs that have not ended.
 
     Raises:
-        ConfigError: a folder does not exist, or holds no run; or a record cannot be read.
+        ConfigError: a folder does not exist, or holds no run; no run has ended; or a record cannot be read.
     """
     runs_by_folder: dict[Path, RunRecord] = {}
+    unfinished: list[str] = []
     for text in folders:
         if not Path(text).is_dir():
             raise ConfigError(f"{text} is not a folder")
@@ -454,12 +455,14 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
         if finished:
             runs = [run for run in begun if run.ended]
         if not runs:
-            raise ConfigError(
-                f"{text} holds no finished run: a run is going on or was stopped; goldfinch report {text} "
-                "shows it, goldfinch resume goes on with it"
-            )
+            unfinished.append(text)
         for run in runs:
             runs_by_folder.setdefault(run.folder.resolve(), run)
+    if unfinished and not runs_by_folder:
+        raise ConfigError(
+            f"{unfinished[0]} holds no finished run: a run is going on or was stopped; goldfinch report "
+            f"{unfinished[0]} shows it, goldfinch resume goes on with it"
+        )
     return list(runs_by_folder.values())
 
 

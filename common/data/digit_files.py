@@ -10,10 +10,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from common.data.file_kinds import kind_of_file
 from common.data.image_files import decode_image, image_files
 from common.errors import DataError
 from common.extras import libraries_of
-from common.regular_files import check_within, kind_of_file
+from common.regular_files import check_within
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -22,6 +22,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from torch import Tensor
 
 from common.data.cache import cached
+from common.data.file_kinds import kind_of_file
 from common.data.names import SUFFIXES, normal_name
 from common.data.value_ranges import (
     BLOCK_ROWS,
@@ -39,7 +40,7 @@ from common.data.value_ranges import (
 )
 from common.errors import DataError, some_of
 from common.extras import install_command
-from common.regular_files import check_within, file_sha256, file_state, kind_of_file
+from common.regular_files import check_within, file_sha256, file_state
 from common.text import quantity, warn_once
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 
+from common.data.file_kinds import kind_of_file
 from common.data.image_files import is_image, is_image_inside
 from common.data.names import SUFFIXES, coinciding, normal_name, split_of
 from common.errors import DataError, some_of
 from common.extras import install_command
 from common.overrides import written_override
-from common.regular_files import kind_of_file
 from common.text import quantity, shell_line
 
 SYSTEM = frozenset({

@@ -148,7 +148,7 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         score=_score(record, state.round, client),
         prototypes=prototypes,
         privacy=run.privacy(),
-        notes=_notes(method, len(state.prototypes), record.attack),
+        notes=_notes(run, state.round, len(state.prototypes)),
         complete=complete,
         kept={} if complete else run.checkpoint.counted,
     )
@@ -271,11 +271,20 @@ def _images(
     return images, f"{len(images)} {kind} of {', '.join(splits)}"
 
 
-def _notes(method: Method, prototypes: int, attack: str) -> tuple[str, ...]:
-    """Return remarks for readers of the score and of the files."""
+def _notes(run: RunModel, number: int, prototypes: int) -> tuple[str, ...]:
+    """Return remarks for readers of the score and of the files.
+
+    Args:
+        run: the run.
+        number: the round.
+        prototypes: number of prototypes in the files.
+    """
+    method, attack = run.method, run.record.attack
     adapted = method.adapts and type(method).scored_weights is Method.scored_weights
     earlier = method.scores_new_state and not method.personal
     notes: list[str] = []
+    if not run.record.ended:
+        notes.append(f"The run has not finished: this is round {number} of {run.settings.train.rounds}.")
     if attack:
         notes.append(f"Trained under a simulated attack: {attack}.")
     if adapted:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from common.errors import ConfigError, nearest
+from common.errors import ConfigError, nearest, some_of
 from common.regular_files import read_small
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
@@ -15,6 +15,7 @@ from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import bounds_of, group_runs, rename
 from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
+from goldfinch.results.table import unfinished_runs
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
 
@@ -71,6 +72,9 @@ def draw(
     if inches is not None:
         figure.set_size_inches(*inches)
     print(f"wrote {save(figure, path)}")
+    unfinished = [str(run.folder) for run in unfinished_runs(folders, runs)]
+    if unfinished:
+        print(f"left out, since they have not ended: {some_of(unfinished)}")
 
 
 def _inches(size: str | None) -> tuple[float, float] | None:

@@ -70,11 +70,11 @@ def _checked(settings: RunSettings) -> Decision:
 def _begin(settings: RunSettings, decision: Decision) -> None:
     """Write ``config.yaml``, and remove what a new run would take for its own; the caller holds the lock."""
     folder = settings.output_folder
-    if settings.resume and (folder / "config.yaml").exists():
+    if decision.step is not Step.START:
         return
     with writing(folder, "another output="):
         (folder / SUMMARY).unlink(missing_ok=True)
-        if decision.is_run and not settings.resume:  # no other run can use an old run's client states
+        if decision.is_run:  # no other run can use an old run's client states
             shutil.rmtree(folder / "clients", ignore_errors=True)
             for name in (EVENTS, SCORES, REPLIES, *CSV_COPIES):
                 (folder / name).unlink(missing_ok=True)

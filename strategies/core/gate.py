@@ -239,7 +239,10 @@ class Gate:
             if not math.isfinite(norm):  # a single value that is not finite makes the norm so
                 raise PayloadError(f"{name} has values that are not finite")
             if norm > self.max_norm:
-                raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}")
+                raise PayloadError(
+                    f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}. If training diverges, use a smaller "
+                    "train.learning_rate or train.clip_norm"
+                )
 
 
 def check_tensors(

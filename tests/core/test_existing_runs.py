@@ -258,3 +258,16 @@ def test_a_run_that_was_killed_before_its_summary_gets_it_without_training(
 def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose one"):
         prepare_output(settings(tmp_path, resume=True, overwrite=True))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_starts_again_removes_what_clients_kept_for_an_attempt_without_a_round(
+    resume: bool, kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(kinds["unfinished"], tmp_path / "run"))
+    without("checkpoint", "scores.jsonl")(folder)
+    state = folder / "clients" / "an-id" / "dark-0" / "state-1-000001.safetensors"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"of an attempt that was killed")
+    run(settings(folder, resume=resume))
+    assert not state.exists()

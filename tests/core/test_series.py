@@ -39,3 +39,16 @@ def test_only_what_is_to_be_kept_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in series.folder.iterdir()) == [
         "round-000002.safetensors", "round-000005.safetensors", "round-7.txt",
     ]  # fmt: skip
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
+    series = Series(tmp_path, "state-1", private=True)
+    for name in (
+        ".state-1-000003.safetensors.0a1b2c3d",
+        ".state-0-000007.safetensors.0a1b2c3d",
+        ".round-000001.x",
+        "x",
+    ):
+        (tmp_path / name).write_bytes(b"half")
+    series.write(4, {"w": torch.ones(2)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".round-000001.x", "state-1-000004.safetensors", "x"]

@@ -244,6 +244,22 @@ def test_scores_of_something_else_are_marked(tmp_path: Path) -> None:
     assert "by draws of the features of each image" in " ".join(export(tmp_path / "drawn", tmp_path / "third").notes)
 
 
+def test_the_model_of_a_run_that_has_not_finished_says_so(
+    trained: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "run"))
+    events = folder / "events.jsonl"
+    kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
+    events.write_text("\n".join(kept))
+    (folder / "summary.json").unlink()
+    description = export(folder, tmp_path / "model")
+    note = "The run has not finished: this is round 4 of 4."
+    assert note in description.notes
+    assert f"note: {note}" in capsys.readouterr().out
+    assert note in (tmp_path / "model" / "README.md").read_text()
+    assert not any("not finished" in remark for remark in export(trained.folder, tmp_path / "whole").notes)
+
+
 def test_fixed_draws_average_as_fedsr_does() -> None:
     torch.manual_seed(0)
     net = ProbabilisticModel(Model(SmallBackbone(), nn.Linear(128, 4), 128, 4), 8).eval()

@@ -16,9 +16,11 @@ from common.errors import ConfigError
 from common.settings import load_settings
 from common.text import counted, duration, listing, size
 from goldfinch.cli import main
+from goldfinch.commands.figure import draw
 from goldfinch.record import find_runs
 from goldfinch.results.overrides import repeat_command
 from goldfinch.results.report.page import write_report
+from goldfinch.results.table import scored_tables
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,26 @@ def test_a_run_that_did_not_end_well_is_reported_as_far_as_it_came(
     events.write_text("\n".join([*kept, last]))
     (tmp_path / "run" / "summary.json").unlink()
     assert told in write_report([str(tmp_path)]).read_text()
+
+
+def test_a_run_that_has_not_ended_is_left_out_of_a_table_and_named_below_it(
+    finished_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("fpl-0", "fedavg-0"):
+        shutil.copytree(finished_runs / name, tmp_path / name)
+    events = tmp_path / "fpl-0" / "events.jsonl"
+    kept = [line for line in events.read_text().splitlines() if '"finish"' not in line]
+    events.write_text("\n".join(kept))
+    (tmp_path / "fpl-0" / "summary.json").unlink()
+    both = [str(tmp_path / "fpl-0"), str(tmp_path / "fedavg-0")]
+    for folders in (both, [str(tmp_path)]):
+        (board,) = scored_tables(folders)
+        assert [row.label for row in board.rows] == ["fedavg"]
+        assert [note for note in board.notes() if "Left out, since they have not ended: fpl with seed 0" in note]
+        draw("bars", folders, tmp_path / "bars.png")
+        assert f"left out, since they have not ended: {both[0]}" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="fpl-0 holds no finished run: a run is going on or was stopped"):
+        scored_tables(both[:1])
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
