@@ -11,8 +11,8 @@ The bound of a client is
 - ``median`` is the median length of the exchange. Fewer than half of the clients cannot move it beyond honest lengths.
 - ``usual`` is the median of the medians of the last :data:`MEMORY` exchanges of this kind, so that one exchange of
   short updates does not cut the next.
-- ``ratio`` is the client's number of batches over the median number, at most :data:`MAX_RATIO`, because the server
-  cannot check how many samples a client has.
+- ``ratio`` is the client's number of batches over the median number, at least 1, so that a small client has the bound
+  of the others, and at most :data:`MAX_RATIO`, because the server cannot check how many samples a client has.
 
 What a client sent earlier does not raise its bound: a client that behaves well for ten rounds and then turns hostile
 would gain by it. A client that pushes in a harmful direction with updates within the bound is not found.

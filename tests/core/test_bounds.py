@@ -116,8 +116,9 @@ def test_where_most_stand_still_a_small_step_is_none_too_long() -> None:
     assert limits([*still, moved(everyone[2], 1.01 * floor, 5.0)]) == {"c-2": {"parameters": round(floor, 4)}}
 
 
-@pytest.mark.parametrize(("samples", "ratio"), [(20, 1.0), (48, 1.5), (64, MAX_RATIO), (2**40, MAX_RATIO)])
+@pytest.mark.parametrize(("samples", "ratio"), [(10, 1.0), (48, 1.5), (64, MAX_RATIO), (2**40, MAX_RATIO)])
 def test_registered_samples_raise_the_bound_by_a_limited_ratio(samples: int, ratio: float) -> None:
+    """They never lower it: half as many batches as the others have, and the ratio is 1."""
     everyone = clients([32, 32, samples])
     updates = [moved(everyone[0], 1.0), moved(everyone[1], 1.0), moved(everyone[2], 1e6, 1e6)]
     train = TrainSettings(batch_size=16)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.exchanges import device_of, request_to
-from support.own_states import versions
+from support.own_states import own_state, versions
+from support.runs import run
 from support.toy import toy_settings
 
 from client.device import kept_versions
 from common.client_state import ClientStore, Version
+from common.config import checked
 from common.errors import DataError, PayloadError
+from common.settings import with_method
 from common.wire.messages import OwnVersion
 from strategies.core.federation import Federation
+from strategies.core.method import ClientContext, Trained, Upload
+from strategies.fedavg import FedAvg
 
 
 def value(store: ClientStore, version: Version) -> float:
@@ -131,6 +137,24 @@ def test_a_message_names_exchanges_by_their_names() -> None:
     assert Version.of(named, ("train", "second")) == Version(3, 5)
     with pytest.raises(PayloadError, match=r"no exchange 'second'; the method has train$"):
         Version.of(named, ("train",))
+
+
+@checked
+class OneMoreEachRound(FedAvg):
+    """Keeps a tensor under a name of its own in each round."""
+
+    @property
+    def keeps_step(self) -> bool:
+        return False
+
+    def upload(self, local: ClientContext, trained: Trained) -> Upload:
+        return replace(super().upload(local, trained), local={f"round_{local.round}": torch.ones(1)})
+
+
+def test_what_a_method_does_not_name_again_stays(tmp_path: Path) -> None:
+    run(with_method(toy_settings("fedavg", tmp_path, train={"rounds": 3}), OneMoreEachRound()))
+    (folder,) = (tmp_path / "clients").glob("*")
+    assert set(own_state(folder / "dark-0")) == {"local/round_1", "local/round_2", "local/round_3"}
 
 
 def test_who_only_scores_keeps_nothing_and_may_be_behind(tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_further_exchanges_wait_for_those_who_were_in_time(tmp_path: Path) -> No
     )
 
 
+def test_more_than_are_needed_may_be_in_time_and_all_go_on(tmp_path: Path) -> None:
+    """In the first exchange all three score, and are waited for, though two are enough."""
+    settings = toy_settings("fccl_plus", tmp_path, rounds={**SOME, "evaluate_every": 1}, train={"rounds": 1})
+    first, second = settings.method.exchanges
+    assert settings.method.scored_at == first
+    done = run(settings)
+    statuses = {row["client"]: row["status"] for row in done.replies() if row["exchange"] == second}
+    assert statuses == {"bright-0": "trained", "dark-0": "trained", "noisy-0": "trained"}
+
+
 def test_two_simulations_agree_who_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.engines.flower.InRay", lambda blob: blob)  # the nodes are in this process
     overrides = [*OVERRIDES, "method=fedavg", *(f"rounds.{name}={value}" for name, value in SOME.items())]

@@ -180,6 +180,23 @@ def test_a_device_that_has_lost_its_ledger_does_not_hide_what_it_released(tmp_pa
     assert ledger.releases() == {"x": 6}, "the lost request may have been a release, before the ledger was lost"
 
 
+def test_a_device_that_counts_anew_up_to_its_old_count_has_released_again(tmp_path: Path) -> None:
+    """Twice one reply is lost and the next reports two releases: before the ledger was lost, and after it."""
+    ledger = ReleaseCounts(tmp_path)
+    for answer in (row("x", "lost"), row("x", "trained", 2), row("x", "lost"), row("x", "trained", 2)):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ledger.releases() == {"x": 4}
+
+
+def test_replies_that_came_are_releases_even_if_the_device_counts_fewer(tmp_path: Path) -> None:
+    ledger = ReleaseCounts(tmp_path)
+    for answer in (row("x", "refused"), row("x", "refused"), row("x", "refused"), row("x", "trained", 1)):
+        ledger.count_requests("a", ["x"])
+        ledger.count_replies("a", [answer])
+    assert ledger.releases() == {"x": 4}
+
+
 @pytest.mark.parametrize("status", ["late", "lost"])
 def test_a_request_that_did_not_leave_is_no_release(status: str, tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path)

@@ -265,6 +265,19 @@ def test_a_round_that_fails_in_its_second_exchange_is_undone_whole(tmp_path: Pat
     assert str(losses[1]) == [row["loss"] for row in plain.history() if row["domain"] == "dark"][-1]
 
 
+def test_a_round_that_fails_in_the_exchange_that_scores_it_has_no_score(tmp_path: Path) -> None:
+    """The state that its clients scored is discarded."""
+    settings = toy_settings("rucr", tmp_path, train={"rounds": 3})
+    assert settings.method.scored_at == "rebalance"
+    engine = TouchedEngine(
+        settings,
+        failing=lambda request: request.round == 2 and request.exchange == "rebalance" and request.client != "dark-0",
+    )
+    done = run(settings, engine)
+    assert kinds(done) == ["round done", "round skipped", "round done", "finish"]
+    assert {row["round"] for row in done.history()} == {"1", "3"}
+
+
 def test_who_fails_in_the_first_exchange_is_not_asked_in_the_second(tmp_path: Path) -> None:
     settings = with_method(toy_settings("fedavg", tmp_path, train={"rounds": 1}), Twice())
     engine = TouchedEngine(settings, failing=lambda request: request.client == "dark-0" and request.exchange == "train")

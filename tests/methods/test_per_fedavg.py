@@ -45,7 +45,7 @@ def assert_same(model, wanted):
         torch.testing.assert_close(tensor, value, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("hyper", [{}, {"inner_rate": 0.2}], ids=str)
+@pytest.mark.parametrize("hyper", [{}, {"inner_rate": 0.2}, {"inner_rate": 0.0}], ids=str)
 def test_an_epoch_is_pairs_of_batches(hyper, tmp_path):
     local = exchange(tmp_path, train={"epochs": 2}, **hyper)
     epochs = [list(local.batches("epoch", number)) for number in (1, 2)]

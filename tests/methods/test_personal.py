@@ -9,6 +9,7 @@ from support.nets import kept
 from support.runs import run
 from support.toy import toy_settings
 
+from common.data.batches import Augmentation
 from common.errors import ConfigError
 from common.models.specs import TorchvisionResNet
 from common.settings import load_settings
@@ -114,6 +115,15 @@ def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
     torch.testing.assert_close(layer.running_mean, inputs[0].mean((0, 2, 3)))
     torch.testing.assert_close(layer.running_var, inputs[0].var((0, 2, 3)))
     assert layer.momentum == 0.1
+
+
+def test_statistics_are_refreshed_on_augmented_images(tmp_path, monkeypatch):
+    local = local_exchange(toy_settings("fedbn", tmp_path))
+    monkeypatch.setattr(Augmentation, "train", lambda self, images, draws: 0 * self.test(images))
+    local.method.adapt(local)
+    layer = local.model.backbone.bn1
+    assert bool((layer.running_mean == 0).all())
+    assert bool((layer.running_var == 0).all())
 
 
 @pytest.mark.parametrize(
