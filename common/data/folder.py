@@ -275,7 +275,7 @@ class Folder(OwnImages):
         _warn_of(directory, not_read(directory, apart))
         for files in every.values():
             files.sort(key=lambda item: (item[1], item[0]))
-        return self.divided(str(directory), every)
+        return self.divided(domain, str(directory), every)
 
     def _placed(self, directory: Path, domain: str, root: Path) -> Iterator[Placed]:
         """Yield the images of a domain, each with its split and its class."""

@@ -15,7 +15,8 @@ from common.data.image_files import Reading, Resize
 from common.data.image_folders import Files, per_class_fraction
 from common.data.names import coinciding, name_key, split_of
 from common.errors import DataError, nearest
-from common.text import warn_once
+from common.overrides import written_override
+from common.text import quantity, shell_line, warn_once
 
 
 @checked
@@ -122,18 +123,18 @@ class OwnImages(DataSource):
             raise DataError(f"{self.name}: {place}: {name!r} is no class; {nearest(name, self.class_names)}")
         return self.class_names.index(name)
 
-    def divided(self, place: str, every: Mapping[str, Files]) -> tuple[Files, Files]:
+    def divided(self, domain: str, place: str, every: Mapping[str, Files]) -> tuple[Files, Files]:
         """Return the train and the test images of a domain's images by the word of their split.
 
-        Images without one, or of a single split, are divided by ``train_fraction``.
+        Images without one, or of train alone, are divided by ``train_fraction``.
 
         Raises:
-            DataError: some have a split and others none.
+            DataError: some have a split and others none, or there are images to score and none to train on.
         """
         by_split: dict[str, Files] = {}
         for word, files in every.items():
             by_split.setdefault(split_of(word) or word, []).extend(files)
-        if len(by_split) == 1:
+        if len(by_split) == 1 and by_split.keys() <= {"", "train"}:
             ((word, files),) = by_split.items()
             if word:
                 warn_once(
@@ -146,6 +147,7 @@ class OwnImages(DataSource):
             )
         scored = "test"
         validation = len(by_split.get("validation", ()))
+        self._check_trained(domain, place, by_split)
         if validation and scored in by_split:
             warn_once(f"{self.name}: {place}: {validation} validation images are not read, since it has test images")
         elif validation:
@@ -154,6 +156,20 @@ class OwnImages(DataSource):
             )
             scored = "validation"
         return by_split.get("train", []), by_split.get(scored, [])
+
+    def _check_trained(self, domain: str, place: str, by_split: Mapping[str, Files]) -> None:
+        """Refuse a domain whose images are all to be scored: none of them may be trained on unasked."""
+        counts = {word: len(by_split[word]) for word in ("test", "validation") if word in by_split}
+        if "train" in by_split or not counts:
+            return
+        found = " and ".join(quantity(count, f"{word} image") for word, count in counts.items())
+        left_out = written_override("protocol.leave_out", [domain])
+        raise DataError(
+            f"{self.name}: domain {domain!r} in {place} has {found}, and no train images. To train there, add train "
+            "images, or call the split of all of them train: a share of each class is then held out to score. To only "
+            f"score them, call it train, too, and run with {shell_line(['protocol=leave_one_out', left_out])} "
+            "protocol.unseen=whole, or goldfinch evaluate MODEL --split all"
+        )
 
     def check_parts(self, domain: str, place: object, train: Files, test: Files) -> None:
         """Check that a domain has images of both splits.

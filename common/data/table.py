@@ -259,7 +259,7 @@ class Table(OwnImages):
                     f"{row.group!r} in {table.columns.group!r}; give all of its rows one"
                 )
         _check_listed(domain, table, every, listed)
-        train, test = self.divided(table.name, every)
+        train, test = self.divided(domain, table.name, every)
         if table.columns.group:
             if len(every) == 1:
                 train, test = leading_groups(sorted([*train, *test]), groups, self.train_fraction)

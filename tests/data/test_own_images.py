@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_makers import write_classes
+from data_makers import write_classes, write_image
 from PIL import Image
 
 from common.composition import compose_config
@@ -15,6 +17,7 @@ from common.config import build
 from common.data import image_files
 from common.data.folder import Folder
 from common.data.image_files import Reading, Resize, decode_image
+from common.data.table import Table
 from common.errors import DataError
 
 HEIF = b"\0\0\0\x18ftypheic\0\0\0\0"
@@ -93,3 +96,54 @@ def test_photos_of_phones_are_counted_where_it_is_not(tmp_path: Path, monkeypatc
     (tmp_path / "site" / "cat" / "0.heic").write_bytes(HEIF)
     with pytest.raises(DataError, match=r"0\.heic is a HEIF image: .*pip install .*\[heif\]'? reads it"):
         assert Folder(root=str(tmp_path)).class_names
+
+
+# ---- a site whose images are all to be scored ------------------------------------------------------------------------
+
+
+def external_folders(root: Path, word: str) -> Callable[[], Folder]:
+    """A site with both splits, and one whose images are all of a split."""
+    write_classes(root / "ward" / "train", {"cat": 4, "dog": 4})
+    write_classes(root / "ward" / "test", {"cat": 2, "dog": 2}, start=50)
+    write_classes(root / "external" / word, {"cat": 10, "dog": 10}, start=100)
+    return lambda: Folder(root=str(root), image_size=8)
+
+
+def external_table(root: Path, word: str) -> Callable[[], Table]:
+    """The same in a table."""
+    lines = ["path,label,domain,split"]
+    for number in range(32):
+        write_image(root / f"{number}.png", number)
+        site, split = ("ward", ("train", "test")[number % 4 // 3]) if number < 12 else ("external", word)
+        lines.append(f"{number}.png,{('cat', 'dog')[number % 2]},{site},{split}")
+    (root / "list.csv").write_text("\n".join(lines) + "\n")
+    return lambda: Table(root=str(root), path="list.csv", image_size=8)
+
+
+@pytest.mark.parametrize("word", ["test", "validation"])
+@pytest.mark.parametrize("make", [external_folders, external_table])
+def test_a_site_of_scored_images_alone_is_not_trained_on_unasked(
+    make: Callable[[Path, str], Callable[[], Folder | Table]], word: str, tmp_path: Path
+) -> None:
+    """The usual external test site: four of five of its test images were trained on."""
+    read = make(tmp_path, word)
+    with pytest.raises(DataError, match=rf"'external' in .* has 20 {word} images, and no train images") as told:
+        read().load("external")
+    with pytest.raises(DataError, match="no train images"):
+        read().find_files("external")
+    assert "call the split of all of them train" in str(told.value)
+    if make is external_folders:
+        (tmp_path / "external" / word).rename(tmp_path / "external" / "train")
+    else:
+        text = (tmp_path / "list.csv").read_text()
+        (tmp_path / "list.csv").write_text(re.sub(rf"external,{word}", "external,train", text))
+    source = read()
+    source.forget()
+    found = source.load("external")
+    assert (len(found.train), len(found.test)) == (16, 4)
+    step = re.search(r"run with (.*), or goldfinch evaluate MODEL --split all", str(told.value))
+    assert step
+    composed = compose_config(["data=folder", "data.domains=[ward]", *shlex.split(step[1])])
+    protocol = build(composed["protocol"], "protocol")
+    assert [client.domain for client in protocol.clients(source)] == ["ward"]
+    assert len(protocol.test_split(found)) == 20
