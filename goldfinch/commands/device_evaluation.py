@@ -14,7 +14,7 @@ from common.overrides import quoted_override
 from common.regular_files import file_sha256
 from common.scores import recorded_values
 from common.settings import settings_of
-from goldfinch.commands.evaluate import check_preparation, warn_of_reading
+from goldfinch.commands.evaluate import check_preparation, preparation_of, warn_of_reading
 from goldfinch.commands.running import run
 from goldfinch.record import RunRecord
 from goldfinch.results.overrides import override
@@ -77,16 +77,15 @@ def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
         group = item.partition("=")[0].partition(".")[0]
         if group in ("method", "model", "privacy") or item.startswith("train.rounds="):
             raise ConfigError(f"{item}: the model in {folder} is evaluated as it is; leave the setting out")
-    check_preparation(overrides, compose_config(overrides)["data"], description)
-    parts = description.architecture
     chosen = [item for item in overrides if item.startswith("data=")]
+    prepared = _of_data(description, compose_config(chosen)["data"])
+    check_preparation(compose_config([*prepared, *overrides])["data"], description)
+    parts = description.architecture
     given = _of_class("model", parts["model"])
     given += [f"method._target_={METHOD}", override("method.trained", parts["method"])]
     given += [override("method.folder", str(folder)), override("method.sha256", file_sha256(folder / WEIGHTS))]
     given += [override("method.clients", parts["clients"]), override("method.seed", parts["seed"])]
-    given += _of_data(description, compose_config(chosen)["data"])
-    given.append("train.rounds=1")
-    return [*given, *overrides]
+    return [*given, *prepared, "train.rounds=1", *overrides]
 
 
 def _of_class(group: str, node: Mapping[str, Any]) -> list[str]:
@@ -100,14 +99,7 @@ def _of_class(group: str, node: Mapping[str, Any]) -> list[str]:
 
 def _of_data(description: Description, node: Mapping[str, Any]) -> list[str]:
     """Return the overrides that prepare images as the model takes them."""
-    given = [override("data.image_size", description.image_size)]
-    given.append(override("data.augmentation.mean", list(description.mean)))
-    given.append(override("data.augmentation.std", list(description.std)))
-    given.append(override("data.augmentation.normalisation", description.normalisation))
-    if "resize" in node:
-        given.append(override("data.resize", description.resize))
-        given.append(override("data.range", list(description.value_range)))
-        given.append(override("data.page", description.page))
+    given = preparation_of(description, node)
     if "classes" in node:
         given.append(override("data.classes", list(description.classes)))
     return given

@@ -20,6 +20,7 @@ from common.metrics import CONFIDENCE_MEASURES, MEASURES
 from common.storage import write_json
 from common.text import warn_once
 from goldfinch.exports.formats import in_batches
+from goldfinch.results.overrides import override
 from goldfinch.results.sheets import Sheet, number_text
 
 Part = Literal["test", "train", "all"]
@@ -74,12 +75,10 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     for item in overrides:
         if item.partition("=")[0].partition(".")[0] != "data":
             raise ConfigError(f"{item}: only the data can be chosen: data=folder data.root=DIR data.domains=[a,b]")
-    node = compose_config(overrides)["data"]
-    check_preparation(overrides, node, description)
-    node["image_size"] = description.image_size
-    if "resize" in node:
-        reading = {"resize": description.resize, "range": list(description.value_range), "page": description.page}
-        node |= {key: value for key, value in reading.items() if f"data.{key}" not in keys_of(overrides)}
+    chosen = [item for item in overrides if item.startswith("data=")]
+    prepared = preparation_of(description, compose_config(chosen)["data"])
+    node = compose_config([*prepared, *overrides])["data"]
+    check_preparation(node, description)
     source = build(node, "data")
     for name in source.class_names:
         if name not in description.classes:
@@ -92,32 +91,50 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
     return classes, {name: source.load(name) for name in source.domains}
 
 
-def keys_of(overrides: Sequence[str]) -> set[str]:
-    """Return the keys that are given a value."""
-    return {item.partition("=")[0].lstrip("+") for item in overrides}
+def preparation_of(description: Description, node: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that prepare images as a model takes them, and read files as those that it was trained on.
+
+    Args:
+        description: the model's.
+        node: the settings of the data set; it says how files are read if it has ``resize``.
+    """
+    given = [override(key, value) for key, value in _prepared(description).items()]
+    if "resize" in node:
+        given.append(override("data.resize", description.resize))
+        given.append(override("data.range", list(description.value_range)))
+        given.append(override("data.page", description.page))
+    return given
 
 
-def check_preparation(overrides: Sequence[str], node: Mapping[str, Any], description: Description) -> None:
+def check_preparation(node: Mapping[str, Any], description: Description) -> None:
     """Refuse settings by which the model would get other images than it takes.
 
     Args:
-        overrides: what the user gave.
-        node: the settings of ``data`` that they make.
+        node: the settings of ``data``, composed of :func:`preparation_of` and what the user gave after it.
         description: the model's.
 
     Raises:
         ConfigError: the size of images or their normalisation differs from the model's.
     """
-    given, augmentation = keys_of(overrides), node.get("augmentation", {})
-    prepared = {
-        "data.image_size": (node.get("image_size"), description.image_size),
-        "data.augmentation.mean": (augmentation.get("mean"), list(description.mean)),
-        "data.augmentation.std": (augmentation.get("std"), list(description.std)),
-        "data.augmentation.normalisation": (augmentation.get("normalisation"), description.normalisation),
+    for name, own in _prepared(description).items():
+        value: Any = {"data": node}
+        for key in name.split("."):
+            value = (value or {}).get(key)
+        found = f"{name}={value}"
+        if value is None:  # another value was given for all of data.augmentation
+            found = f"no {name}"
+        if value != own:
+            raise ConfigError(f"{found}: the model takes images with {own}; leave the setting out")
+
+
+def _prepared(description: Description) -> dict[str, Any]:
+    """Return the settings by which a model gets the images that it takes."""
+    return {
+        "data.image_size": description.image_size,
+        "data.augmentation.mean": list(description.mean),
+        "data.augmentation.std": list(description.std),
+        "data.augmentation.normalisation": description.normalisation,
     }
-    for name, (value, own) in prepared.items():
-        if name in given and value != own:
-            raise ConfigError(f"{name}={value}: the model takes images with {own}; leave the setting out")
 
 
 def warn_of_reading(source: DataSource, description: Description) -> None:

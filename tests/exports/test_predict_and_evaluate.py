@@ -26,6 +26,9 @@ from goldfinch.record import RunRecord
 
 NAMES = Toy().class_names
 
+FOREIGN = "data.augmentation={mean:[0.5],std:[0.01],normalisation:fixed}"
+"""The normalisation of another model, in one setting."""
+
 
 @pytest.fixture
 def picture(pictures: Path) -> Path:
@@ -222,6 +225,9 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
         (["data=folder", "data.image_size=64"], "data.image_size=64: the model takes images with 16; leave"),
         (["data=folder", "data.augmentation.normalisation=image"], "the model takes images with fixed"),
         (["data=folder", "engine=inline", "data.augmentation.mean=[0.1,0.1,0.1]"], "data.augmentation.mean=[0.1"),
+        (["data=folder", FOREIGN], "data.augmentation.std=[0.01]: the model takes images with"),
+        (["data=folder", "engine=inline", FOREIGN], "data.augmentation.std=[0.01]: the model takes images with"),
+        (["data=folder", "data.augmentation={flip:true}"], "no data.augmentation.mean: the model takes images with"),
     ],
 )
 def test_data_that_do_not_fit_are_named(
