@@ -13,7 +13,7 @@ from common.errors import DataError
 
 
 def split(count: int = 6) -> Split:
-    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5).clone()
+    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).clone()
     return Split(images, torch.arange(count) % 3)
 
 
@@ -67,6 +67,26 @@ def test_length_counts_and_device() -> None:
 def test_other_tensors_are_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Split(images, labels)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 16)])
+def test_images_of_another_size_than_the_run_s_are_refused(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exported model resizes every image to ``image_size``, so it would get others than it was trained on."""
+    MadeUp.forget()
+    images = torch.zeros(6, 3, *size, dtype=torch.uint8)
+    monkeypatch.setattr(MadeUp, "content", Split(images, split().labels), raising=False)
+    told = (
+        rf"made_up: the train images of 'one' are {size[0]} x 16 pixels, and data\.image_size is 32: set it to theirs"
+    )
+    with pytest.raises(DataError, match=told):
+        MadeUp().load("one")
+    monkeypatch.setattr(MadeUp, "content", split())
+    MadeUp.forget()
+    assert len(MadeUp().load("one").train) == 6
+    with pytest.raises(DataError, match="the train images of 'two' are 32 x 32 pixels"):
+        MadeUp(image_size=16).load("two")
 
 
 def test_a_domain_is_read_once_also_by_threads_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
