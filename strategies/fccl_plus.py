@@ -190,7 +190,7 @@ class FCCLPlus(Averaging):
         check(divides, f"public_batch={self.public_batch} must divide public.samples={self.public.samples}")
 
     def check(self, settings: RunSettings) -> None:
-        """Refuse public images some of which the run holds out as validation samples."""
+        """Refuse public images some of which the run holds out as validation samples, or scores as unseen."""
         super().check(settings)
         validation, public = settings.protocol.validation, self.public
         same_data = public.source.name == settings.data.name and public.domain in settings.data.domains
@@ -198,6 +198,11 @@ class FCCLPlus(Averaging):
             raise ConfigError(
                 f"method.public takes training images of {public.domain}, and protocol.validation={validation:g} "
                 "holds some of these out: choose another public set"
+            )
+        if same_data and public.domain in settings.unseen_domains:
+            raise ConfigError(
+                f"method.public takes training images of {public.domain}, which no client has and the run scores as "
+                "unseen: every client would train on its images; choose another public set"
             )
 
     @property

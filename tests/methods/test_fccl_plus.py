@@ -15,7 +15,8 @@ from support.toy import Toy, toy_settings
 
 from common.data.public import PublicImages
 from common.data.textures import Textures
-from common.errors import EngineError, PayloadError
+from common.errors import ConfigError, EngineError, PayloadError
+from common.settings import load_settings
 from common.storage import under_prefix
 from strategies.core.method import Trained
 from strategies.core.robust import GeometricMedian
@@ -91,6 +92,17 @@ def test_a_cosine_that_the_transport_rounded_up_is_accepted():
     sent[0]["similarities"][3, 4] = 1.02 / 0.07
     with pytest.raises(PayloadError, match=r"14\.6 is no cosine"):
         method.inspect(update, Half())
+
+
+@pytest.mark.parametrize("unseen", ["test", "whole"])
+def test_public_images_of_a_domain_that_is_scored_as_unseen_are_refused(unseen):
+    """Every client would train on its images, unlabelled, and the run would score them."""
+    words = ["method=fccl_plus", "data=glyphs", "method.public.source._target_=common.data.glyphs.Glyphs"]
+    words += ["protocol=leave_one_out", "protocol.leave_out=[sketch]", f"protocol.unseen={unseen}"]
+    with pytest.raises(ConfigError, match=r"method\.public takes training images of sketch, which no client has"):
+        load_settings([*words, "method.public.domain=sketch"])
+    assert load_settings([*words, "method.public.domain=printed"]).unseen_domains == ("sketch",)
+    assert load_settings(words[:1] + words[3:] + ["data=glyphs"]).method.public.domain == "textures"
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
