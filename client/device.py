@@ -23,7 +23,7 @@ from client.watched import captured_steps
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
-from common.data.inspection import check_groups, compare_images
+from common.data.inspection import inspect_own
 from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
@@ -143,9 +143,8 @@ class Device:
         """Return the training split and the validation split of a client of the protocol, and the hash of both."""
         domain = self.settings.data.load(spec.domain, self.data_root)
         if not self.contract.simulated:
-            check_groups(self.settings.data, self.settings.protocol, domain, self.settings.seed)
-            if not self.privacy.counts:
-                compare_images(self.settings.data, [domain])
+            settings = self.settings
+            inspect_own(settings.data, settings.protocol, settings.seed, domain, private=self.privacy.counts)
         trained, validated = self.settings.protocol.parts(domain, spec, self.settings.seed)
         self.privacy.note_training(domain, trained, self.scores)
         hashed = [trained, domain.train.labels]

@@ -55,8 +55,7 @@ def inspect_run(settings: "RunSettings") -> None:
     Raises:
         DataError: see :func:`inspect_all`.
     """
-    private = isinstance(settings.privacy, GaussianPrivacy)
-    inspect_all(settings.data, settings.protocol, settings.seed, private=private)
+    inspect_all(settings.data, settings.protocol, settings.seed, settings.privacy)
 
 
 def _true_or_anyway(value: Any) -> Any:

@@ -10,9 +10,12 @@ import torch
 
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
+from common.data.folder import NAME_CLASSES
+from common.data.own_images import OwnImages
 from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, nearest, some_of
+from common.privacy import GaussianPrivacy, NoPrivacy
 from common.text import quantity, warn_once
 
 BLOCK = 4096
@@ -21,6 +24,9 @@ BLOCK = 4096
 MAX_NAMED = 5
 """Names in one message."""
 
+CALLED = {"scored": "test", "validation": "validation"}
+"""What messages call images that a run scores, by their use."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -28,24 +34,50 @@ class Place:
 
     Args:
         domain: its domain.
-        part: ``train`` or ``test``.
+        use: ``training``, ``validation``, ``scored`` or ``unused``.
         label: its label.
         name: what messages call it.
     """
 
     domain: str
-    part: str
+    use: str
     label: int
     name: str
 
 
-def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False) -> None:
+@dataclass(frozen=True)
+class UsedImages:
+    """Images of a domain, and what a run does with them.
+
+    Args:
+        name: ``train`` or ``test``.
+        split: the images.
+        files: their paths; empty without.
+        uses: of each image, see :class:`Place`.
+    """
+
+    name: str
+    split: Split
+    files: Sequence[Path]
+    uses: Sequence[str]
+
+
+def inspect(
+    source: DataSource,
+    domains: Sequence[str],
+    protocol: Protocol | None = None,
+    seed: int = 0,
+    *,
+    private: bool = False,
+) -> None:
     """Read all domains of a simulation and compare them; generated data are not read.
 
     Args:
         source: the data set.
         domains: the domains that the run uses.
-        private: as for :func:`compare_images`.
+        protocol: as for :func:`compare_images`.
+        seed: likewise.
+        private: likewise.
 
     Raises:
         DataError: a domain cannot be read, with the errors of all of them; or see :func:`compare_images`.
@@ -61,20 +93,59 @@ def inspect(source: DataSource, domains: Sequence[str], *, private: bool = False
             errors.append(str(error))
     if errors:
         raise DataError("; ".join(dict.fromkeys(errors)))
-    compare_images(source, found, private=private)
+    compare_images(source, found, protocol, seed, private=private)
 
 
-def inspect_all(source: DataSource, protocol: Protocol, seed: int, *, private: bool = False) -> None:
+def inspect_all(
+    source: DataSource, protocol: Protocol, seed: int, privacy: GaussianPrivacy | NoPrivacy | None = None
+) -> None:
     """Read and compare the domains that a protocol uses (:func:`inspect`), and say what no client holds of them.
+
+    Args:
+        source: the data set.
+        protocol: its clients and test domains.
+        seed: the run's seed.
+        privacy: the run's. Where it protects groups, each must be of one domain; see :func:`check_shared_groups`.
 
     Raises:
         DataError: see :func:`inspect`; or the protocol's clients, splits or test domains are not what one must give.
     """
     _check_clients(source, protocol)
     used = {client.domain for client in protocol.clients(source)} | set(protocol.test_domains(source))
-    inspect(source, [domain for domain in source.domains if domain in used], private=private)
+    names = [domain for domain in source.domains if domain in used]
+    private = isinstance(privacy, GaussianPrivacy)
+    inspect(source, names, protocol, seed, private=private)
+    if not source.generated:
+        unit = privacy.unit if isinstance(privacy, GaussianPrivacy) else ""
+        check_shared_groups(source, [source.load(name) for name in names], protocol, refuse=unit == "group")
     if line := not_held(source, protocol, seed):
         warn_once(line)
+
+
+def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domain, *, private: bool) -> None:
+    """Check the domain of a device, which has no other: what it holds of groups, copies, and how classes are numbered.
+
+    Args:
+        source: the data set.
+        protocol: the run's.
+        seed: the run's seed.
+        domain: the device's.
+        private: whether nothing may be said of the images. Then they are not compared.
+
+    Raises:
+        DataError: see :func:`check_groups` and :func:`compare_images`; or other devices may number the classes
+            otherwise.
+    """
+    clients = protocol.clients(source)
+    alone = len(source.domains) == 1  # with several, the classes that are not named are those of all
+    if isinstance(source, OwnImages) and not source.classes and alone and len(clients) > 1:
+        raise DataError(
+            f"{source.name}: {len(clients)} clients hold {domain.name}, and each device would number the classes of "
+            f"its own folder: {NAME_CLASSES}"
+        )
+    check_groups(source, protocol, domain, seed)
+    if not private:
+        compare_images(source, [domain], protocol, seed)
 
 
 def _check_clients(data: DataSource, protocol: Protocol) -> None:
@@ -175,12 +246,67 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     return f"training images that no client holds, by this protocol: {'; '.join(lines)}"
 
 
-def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bool = False) -> None:
+def check_shared_groups(source: DataSource, domains: Sequence[Domain], protocol: Protocol, *, refuse: bool) -> None:
+    """Say which groups, such as patients, have images in two domains: trained on in one, held or scored in another.
+
+    Args:
+        source: the data set.
+        domains: all that the run uses.
+        protocol: its clients and test images.
+        refuse: whether the group is the unit of privacy. Each of two clients would protect it by itself, and neither
+            knows what the other reveals.
+
+    Raises:
+        DataError: there are such groups, and ``refuse``.
+    """
+    trained = {client.domain for client in protocol.clients(source)}
+    held: dict[str, set[str]] = {}
+    scored: dict[str, set[str]] = {}
+    for domain in domains:
+        if domain.name in trained:
+            held[domain.name] = set(domain.train_groups)
+        if domain.name in protocol.test_domains(source):
+            scored[domain.name] = set(domain.test_groups)
+            if protocol.test_split(domain) is domain.whole:
+                scored[domain.name] |= set(domain.train_groups)
+    two_holders: dict[str, str] = {}
+    leaked: dict[str, str] = {}
+    for first, groups in held.items():
+        for second in domains:
+            if second.name == first:
+                continue
+            both = f"{first} and {second.name}"
+            two_holders |= dict.fromkeys(sorted(groups & held.get(second.name, set())), both)
+            leaked |= dict.fromkeys(sorted(groups & scored.get(second.name, set())), both)
+    if not two_holders and not leaked:
+        return
+    example, places = next(iter({**leaked, **two_holders}.items()))
+    message = (
+        f"{source.name}: data.group: {quantity(len(two_holders), 'group')} with training images of two domains, and "
+        f"{len(leaked)} trained on in one domain and scored in another, such as {example!r} of {places}. "
+        "Keep each group in one domain; if these are different groups of one name, give each a name of its own"
+    )
+    if refuse:
+        raise DataError(f"{message}. privacy.unit=group needs it")
+    warn_once(message)
+
+
+def compare_images(
+    source: DataSource,
+    domains: Sequence[Domain],
+    protocol: Protocol | None = None,
+    seed: int = 0,
+    *,
+    private: bool = False,
+) -> None:
     """Find images with equal pixels, and values in a small part of the range.
 
     Args:
         source: the data set. Its ``on_duplicates`` says what becomes of test images that are training images.
         domains: all domains of a simulation, or the one of a device.
+        protocol: says which domains are trained on, and which images validate and are scored; ``None``: all domains
+            are trained on, and their test splits are scored.
+        seed: the run's seed.
         private: whether no decision may depend on training images. Then every finding is a warning.
 
     Raises:
@@ -193,7 +319,11 @@ def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bo
             warn_once(
                 f"{source.name}: the training images of {domain.name} have only values {low} to {high} of 0 to 255"
             )
-    by_content = _places(domains)
+    parts: list[tuple[str, UsedImages]] = []
+    for domain in domains:
+        for part in _parts(source, domain, protocol, seed):
+            parts.append((domain.name, part))
+    by_content = _places(parts)
     several = [places for places in by_content.values() if len(places) > 1]
     refused = _same_domains(by_content)
     warnings: list[str] = []
@@ -213,17 +343,56 @@ def compare_images(source: DataSource, domains: Sequence[Domain], *, private: bo
         warn_once(f"{source.name}: {message}")
 
 
-def _places(domains: Sequence[Domain]) -> dict[bytes, list[Place]]:
-    """Return where each image is, by a hash of its pixels."""
+def _parts(source: DataSource, domain: Domain, protocol: Protocol | None, seed: int) -> list[UsedImages]:
+    """Return the images of a domain with their uses; an image that is trained on and scored is in two parts."""
+    uses = ["training"] * len(domain.train)
+    scored, on_test = domain.test, "scored"
+    more: list[UsedImages] = []
+    if protocol is not None:
+        clients = [client for client in protocol.clients(source) if client.domain == domain.name]
+        uses = _uses(domain, clients, protocol, seed)
+        if domain.name not in protocol.test_domains(source):
+            on_test = "unused"
+        else:
+            scored = protocol.test_split(domain)
+        if scored is domain.whole and not clients:
+            uses = ["scored"] * len(uses)
+        elif scored is not domain.test:
+            more.append(UsedImages("scored", scored, (), ["scored"] * len(scored)))
+            on_test = "unused"
+    train = UsedImages("train", domain.train, domain.train_files, uses)
+    return [train, UsedImages("test", domain.test, domain.test_files, [on_test] * len(domain.test)), *more]
+
+
+def _uses(domain: Domain, clients: Sequence[ClientSpec], protocol: Protocol, seed: int) -> list[str]:
+    """Return the use of each image of a domain's train split."""
+    if not clients:
+        return ["unused"] * len(domain.train)
+    uses = ["training"] * len(domain.train)
+    for client in clients:
+        if not protocol.validation:
+            continue
+        try:
+            _, validated = protocol.parts(domain, client, seed)
+        except DataError:  # a client that cannot be made says so itself
+            continue
+        for index in validated.tolist():
+            uses[index] = "validation"
+    return uses
+
+
+def _places(parts: Sequence[tuple[str, UsedImages]]) -> dict[bytes, list[Place]]:
+    """Return where each image is, by a hash of its pixels.
+
+    Args:
+        parts: each with the name of its domain.
+    """
     found: defaultdict[bytes, list[Place]] = defaultdict(list)
-    for domain in domains:
-        for part, split, files in (
-            ("train", domain.train, domain.train_files),
-            ("test", domain.test, domain.test_files),
-        ):
-            labels = split.labels.tolist()
-            for index, digest in enumerate(_digests(split)):
-                found[digest].append(Place(domain.name, part, labels[index], _name(domain.name, part, index, files)))
+    for domain, part in parts:
+        labels = part.split.labels.tolist()
+        for index, digest in enumerate(_digests(part.split)):
+            name = _name(domain, part.name, index, part.files)
+            found[digest].append(Place(domain, part.uses[index], labels[index], name))
     return found
 
 
@@ -279,34 +448,31 @@ def _two_labels(source: DataSource, several: Sequence[Sequence[Place]]) -> list[
 
 
 def _trained_and_scored(source: DataSource, several: Sequence[Sequence[Place]]) -> list[str]:
-    """Return messages about test images that are training images, of their own domain and of others."""
-    within: Counter[str] = Counter()
-    across: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    """Return messages about test and validation images that are training images, of their own domain and of others."""
+    counts: defaultdict[tuple[str, bool], Counter[str]] = defaultdict(Counter)
+    examples: dict[tuple[str, bool], str] = {}
     for places in several:
-        trained = {place.domain: place for place in places if place.part == "train"}
+        trained = {place.domain: place for place in places if place.use == "training"}
         for place in places:
-            if place.part == "train" or not trained:
+            if place.use not in CALLED or not trained:
                 continue
-            if place.domain in trained:
-                within[place.domain] += 1
-                examples.setdefault("within", f"{place.name} equals {trained[place.domain].name}")
-            else:
-                across[place.domain] += 1
-                examples.setdefault("across", f"{place.name} equals {next(iter(trained.values())).name}")
+            key = place.use, place.domain in trained
+            counts[key][place.domain] += 1
+            original = trained.get(place.domain) or next(iter(trained.values()))
+            examples.setdefault(key, f"{place.name} equals {original.name}")
     messages: list[str] = []
-    if within:
-        advice = ""
-        if source.on_duplicates == "warn":
+    for use, within in sorted(counts):
+        found = counts[use, within]
+        where, advice = "of one domain are training images of another", "; keep each image at one site"
+        if within:
+            where, advice = "are also training images of their domain", ""
+        if within and use == "validation":
+            advice = "; keep one of the copies, or set protocol.validation=0"
+        elif within and source.on_duplicates == "warn":
             advice = "; data.duplicates=drop leaves out those of equal bytes"
         messages.append(
-            f"{within.total():,} test images are also training images of their domain ({_counts(within)}), so scores "
-            f"are of images that were trained on: {examples['within']}{advice}"
-        )
-    if across:
-        messages.append(
-            f"{across.total():,} test images of one domain are training images of another ({_counts(across)}), so "
-            f"scores are of images that were trained on: {examples['across']}; keep each image at one site"
+            f"{found.total():,} {CALLED[use]} images {where} ({_counts(found)}), so scores are of images that were "
+            f"trained on: {examples[use, within]}{advice}"
         )
     return messages
 

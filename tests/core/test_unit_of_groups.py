@@ -22,7 +22,7 @@ from client.reasons import REASONS
 from common.accounting import epsilon
 from common.client_state import ClientStore
 from common.data.inspection import inspect_all
-from common.data.protocols import OneClientPerDomain, Skewed
+from common.data.protocols import LeaveOut, OneClientPerDomain, Skewed
 from common.data.table import Table, leading_groups
 from common.errors import ConfigError, DataError, ImageSideError, RepeatedImageError
 from common.privacy import NEIGHBOURS, GaussianPrivacy, group_factor
@@ -125,6 +125,44 @@ def test_a_protocol_that_divides_a_group_among_clients_is_refused(tmp_path: Path
         inspect_all(data, divided, 0)
     inspect_all(data, OneClientPerDomain(), 0)
     inspect_all(replace(data, group=""), divided, 0)
+
+
+def write_wards(folder: Path, *, apart: bool) -> Table:
+    """Two wards of five patients each, two of whom are in both, unless the wards are ``apart``."""
+    draws = np.random.default_rng(0)
+    lines = ["path,label,domain,patient"]
+    for number in range(40):
+        write_noise(folder / f"{number}.png", draws)
+        ward, patient = number // 20, number % 20 // 4 + 3 * (number // 20)
+        name = f"p{patient}" + f"-ward_{'ab'[ward]}" * apart
+        lines.append(f"{number}.png,{('negative', 'positive')[number % 2]},ward_{'ab'[ward]},{name}")
+    (folder / "list.csv").write_text("\n".join(lines) + "\n")
+    return Table(root=str(folder), path="list.csv", image_size=16, group="patient")
+
+
+def test_groups_of_two_domains_are_told_and_refused_where_they_are_protected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Patients p3 and p4 are at both wards: ``p4`` is scored at the first, and both are trained on at the second."""
+    private = GaussianPrivacy(clip=1.0, noise_multiplier=1.0, unit="group")
+    told = "1 group with training images of two domains, and 1 trained on in one domain and scored in another"
+    data = write_wards(tmp_path, apart=False)
+    assert set(data.load("ward_a").test_groups) == {"p4"}
+    assert {"p3", "p4"} <= set(data.load("ward_b").train_groups)
+    inspect_all(data, OneClientPerDomain(), 0)
+    assert told in caplog.text
+    assert "such as 'p4' of ward_b and ward_a" in caplog.text
+    inspect_all(data, OneClientPerDomain(), 0, replace(private, unit="sample"))
+    with pytest.raises(DataError, match=rf"{told}.*privacy\.unit=group needs it"):
+        inspect_all(data, OneClientPerDomain(), 0, private)
+    whole = LeaveOut(leave_out=("ward_a",), unseen="whole")
+    with pytest.raises(DataError, match="0 groups with training images of two domains, and 2 trained on in one"):
+        inspect_all(data, whole, 0, private)
+    caplog.clear()
+    data.forget()
+    data = write_wards(tmp_path, apart=True)
+    inspect_all(data, OneClientPerDomain(), 0, private)
+    assert "data.group" not in caplog.text
 
 
 def test_a_device_of_its_own_refuses_to_hold_a_part_of_a_group(tmp_path: Path) -> None:

@@ -17,11 +17,14 @@ import pytest
 from data_makers import write_classes, write_deep_colours
 from PIL import Image
 
+from common.config import checked
+from common.data.batches import Split
 from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
 from common.data.image_files import decode_image, without_duplicates
-from common.data.inspection import compare_images, inspect
+from common.data.inspection import compare_images, inspect, inspect_all, inspect_own
+from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain, Skewed
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.privacy import GaussianPrivacy
@@ -127,6 +130,90 @@ def test_a_device_compares_its_own_domain(tmp_path: Path) -> None:
     found: Domain = source.load("site_a", root=str(tmp_path / "site_a"))
     with pytest.raises(DataError, match="also training images"):
         compare_images(source, [found])
+
+
+UNSEEN = LeaveOut(leave_out=("site_b",), unseen="whole")
+"""Nobody trains on the second site, and all of its images are scored."""
+
+
+def test_all_images_of_an_unseen_domain_are_compared_where_all_are_scored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = sites(tmp_path)
+    copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_b/train/cat/0.png")
+    told = "1 test images of one domain are training images of another (site_b 1)"
+    for protocol in (replace(UNSEEN, unseen="test"), UNSEEN):
+        assert told not in caplog.text, "of an unseen domain's train split nothing is trained on or scored"
+        inspect_all(data, protocol, 0)
+    assert told in caplog.text
+    with pytest.raises(DataError, match=re.escape(told)):
+        inspect_all(replace(data, duplicates="refuse"), UNSEEN, 0)
+    (tmp_path / "site_b/train/cat/0.png").unlink()  # as the message says, at one site
+    data.forget()
+    inspect_all(replace(data, duplicates="refuse"), UNSEEN, 0)
+
+
+@pytest.mark.parametrize("unseen", ["test", "whole"])
+def test_copies_within_an_unseen_domain_are_not_said_to_be_trained_on(unseen: Any, tmp_path: Path) -> None:
+    data = sites(tmp_path, duplicates="refuse")
+    copy(tmp_path / "site_b/train/cat/0.png", tmp_path / "site_b/test/cat/0.png")
+    inspect_all(data, replace(UNSEEN, unseen=unseen), 0)
+    with pytest.raises(DataError, match="are also training images of their domain"):
+        inspect_all(data, OneClientPerDomain(), 0)
+
+
+@checked
+class ScoresTraining(OneClientPerDomain):
+    """A protocol of the user's own that scores what it trains on."""
+
+    def test_split(self, domain: Domain) -> Split:
+        return domain.whole
+
+
+def test_a_protocol_of_one_s_own_that_scores_training_images_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inspect_all(sites(tmp_path), ScoresTraining(), 0)
+    assert "12 test images are also training images of their domain (site_a 6, site_b 6)" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["within", "across"])
+def test_copies_of_validation_images_that_are_trained_on_are_told(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, protocol = sites(tmp_path), OneClientPerDomain(validation=0.3)
+    found = data.load("site_a")
+    trained, validated = protocol.parts(found, ClientSpec("site_a", 0), 0)
+    same = found.train.labels[trained] == found.train.labels[validated[0]]
+    original = found.train_files[trained[same][0]]
+    target, told = found.train_files[validated[0]], "1 validation images are also training images of their domain"
+    if where == "across":
+        trained, validated = protocol.parts(data.load("site_b"), ClientSpec("site_b", 0), 0)
+        names = [data.load("site_b").train_files[index] for index in validated.tolist()]
+        target = next(path for path in names if path.parent.name == original.parent.name)
+        told = "1 validation images of one domain are training images of another"
+    inspect_all(data, protocol, 0)
+    assert not caplog.text
+    copy(original, target)
+    data.forget()
+    inspect_all(replace(data, duplicates="refuse"), OneClientPerDomain(), 0)
+    inspect_all(data, protocol, 0)
+    assert told in caplog.text
+    with pytest.raises(DataError, match=told):
+        inspect_all(replace(data, duplicates="refuse"), protocol, 0)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_devices_that_would_number_the_classes_of_their_own_folders_are_refused(private: bool, tmp_path: Path) -> None:
+    """One with cats and dogs, the other with dogs and foxes: label 0 was a cat at one and a dog at the other."""
+    source = Folder(domains=("site",), image_size=8)
+    write_classes(tmp_path / "site", {"cat": 4, "dog": 4})
+    divided = Skewed(skew="none", client_count=2, least=1)
+    found = source.load("site", root=str(tmp_path))
+    with pytest.raises(DataError, match=r"folder: 2 clients hold site, .*name the classes \(data\.classes=\[a,b\]\)"):
+        inspect_own(source, divided, 0, found, private=private)
+    inspect_own(source, OneClientPerDomain(), 0, found, private=private)
+    inspect_own(replace(source, classes=("cat", "dog")), divided, 0, found, private=private)
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "refuse"])
