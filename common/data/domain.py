@@ -252,13 +252,12 @@ def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     found = read_by(read, domain, Domain, f"{source.name}: domain {domain!r}")
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
-            raise DataError(f"{source.name}: domain {domain!r} has no {part} images; add some, or leave the domain out")
+            place = f" under {source.root}" if source.root else ""
+            raise DataError(f"{source.name}: domain {domain!r}{place} has no {part} images; add some, or leave it out")
         if split.images.shape[2:] != (source.image_size, source.image_size):
-            height, width = split.images.shape[2:]
             raise DataError(
-                f"{source.name}: the {part} images of {domain!r} are {height} x {width} pixels, and data.image_size is "
-                f"{source.image_size}: set it to theirs, or let the data set resize them to {source.image_size} x "
-                f"{source.image_size}"
+                f"{source.name}: the {part} images of {domain!r} are {list(split.images.shape)}, and data.image_size "
+                f"is {source.image_size}: set it to their side, or let the data set resize them"
             )
         if int(split.labels.min()) < 0 or int(split.labels.max()) >= source.class_count:
             worst = int(split.labels.max())

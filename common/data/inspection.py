@@ -136,6 +136,7 @@ def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domai
         DataError: see :func:`check_groups` and :func:`compare_images`; or other devices may number the classes
             otherwise.
     """
+    check_groups(source, protocol, domain, seed)
     clients = protocol.clients(source)
     alone = len(source.domains) == 1  # with several, the classes that are not named are those of all
     if isinstance(source, OwnImages) and not source.classes and alone and len(clients) > 1:
@@ -143,7 +144,6 @@ def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domai
             f"{source.name}: {len(clients)} clients hold {domain.name}, and each device would number the classes of "
             f"its own folder: {NAME_CLASSES}"
         )
-    check_groups(source, protocol, domain, seed)
     if not private:
         compare_images(source, [domain], protocol, seed)
 

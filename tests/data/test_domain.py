@@ -77,15 +77,13 @@ def test_images_of_another_size_than_the_run_s_are_refused(
     MadeUp.forget()
     images = torch.zeros(6, 3, *size, dtype=torch.uint8)
     monkeypatch.setattr(MadeUp, "content", Split(images, split().labels), raising=False)
-    told = (
-        rf"made_up: the train images of 'one' are {size[0]} x 16 pixels, and data\.image_size is 32: set it to theirs"
-    )
+    told = rf"train images of 'one' are \[6, 3, {size[0]}, 16\], and data\.image_size is 32: set it to their side"
     with pytest.raises(DataError, match=told):
         MadeUp().load("one")
     monkeypatch.setattr(MadeUp, "content", split())
     MadeUp.forget()
     assert len(MadeUp().load("one").train) == 6
-    with pytest.raises(DataError, match="the train images of 'two' are 32 x 32 pixels"):
+    with pytest.raises(DataError, match=r"the train images of 'two' are \[6, 3, 32, 32\]"):
         MadeUp(image_size=16).load("two")
 
 
