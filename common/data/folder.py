@@ -235,6 +235,12 @@ class Folder(OwnImages):
             return "class"
         return "split/class"
 
+    def _bases(self, directory: Path) -> list[Path]:
+        """Return the folders that hold a domain's class folders; ``path`` says what is in its own."""
+        if self.path:
+            return [directory]
+        return bases(directory)
+
     def find_files(self, domain: str) -> None:
         """See :meth:`DataSource.find_files`. The images are listed, and none is decoded."""
         source = self
@@ -268,9 +274,9 @@ class Folder(OwnImages):
             if name not in self.class_names:
                 raise DataError(f"folder: {path.parent} is not one of data.classes; {nearest(name, self.class_names)}")
             every.setdefault(split, []).append((path, self.class_names.index(name)))
-        parts = bases(directory)
+        parts = self._bases(directory)
         apart: list[Path] = []
-        if not self.path and parts != [directory]:
+        if parts != [directory]:
             apart = [folder for folder in directories(directory) if folder not in parts]
         _warn_of(directory, not_read(directory, apart))
         for files in every.values():
@@ -283,8 +289,8 @@ class Folder(OwnImages):
         pattern = self._pattern(directory)
         if whole and any(roles_of(path.relative_to(root).parts[:-1], self.path) for path in images_below(root)):
             pattern = self.path
-        start, parts = directory, bases(directory)
-        places = [directory] if self.path or parts == [directory] else [directory, *parts]
+        start, parts = directory, self._bases(directory)
+        places = [directory] if parts == [directory] else [directory, *parts]
         for number, place in enumerate(places):
             below: Sequence[Path] | Iterator[Path] = images_below(place)
             if len(places) > 1 and number == 0:

@@ -89,7 +89,10 @@ def part_folders(directory: Path) -> tuple[Path | None, Path | None]:
     for path in directories(directory):
         part = split_of(path.name)
         if part in found:
-            raise DataError(f"folder: {found[part]} and {path} are both of the {part} images; join them")
+            raise DataError(
+                f"folder: {found[part]} and {path} are both of the {part} images; join them, or set "
+                "data.path=domain/class if they are classes or domains"
+            )
         if part:
             found[part] = path
     return found.get("train"), found.get("test", found.get("validation"))

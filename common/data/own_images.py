@@ -182,6 +182,8 @@ class OwnImages(DataSource):
         missing = "images"
         if train:
             missing = "test images"
+            if len({label for _, label in train}) == len(train):
+                missing += ", since each of its classes has one image, which is a training image: add images of a class"
         elif test:
             missing = "train images"
         raise DataError(f"{self.name}: domain {domain!r} in {place} has no {missing}. {self.layout()}")
@@ -208,17 +210,24 @@ def whole_groups(groups: Sequence[str], labels: Tensor, count: int, draws: torch
     return chosen
 
 
-def none_held_out(held: int, groups: Sequence[str], share: float) -> str:
+def none_held_out(labels: Sequence[int], groups: Sequence[str], share: float) -> str:
     """Return why a share of a client's samples is held out of training and is none, and what to do.
 
     Args:
-        held: the number of samples.
+        labels: the class of each sample.
         groups: the group of each; empty if nothing says it.
         share: of the samples, > 0.
     """
     asked = f"protocol.validation={share:g} of them is"
+    held = len(labels)
     if not groups:
-        return f"{asked} none: take a larger share, or give the client more samples"
+        several = sum(count for count in Counter(labels).values() if count > 1)
+        if several:
+            return f"{asked} none: set protocol.validation={math.ceil(50 / several) / 100:g} or more"
+        return (
+            f"{asked} none, since it has one of each class, which it trains on: give the client more of a class, or "
+            "set protocol.validation=0"
+        )
     count, smallest = int(share * held + 0.5), min(Counter(groups).values())
     needed = math.ceil(100 * smallest / held) / 100
     if count >= smallest:

@@ -100,7 +100,7 @@ class Protocol(ABC):
         validated = self._validated(domain, held, generator(self._seed(seed), "validation", client.id))
         if self.validation and not len(validated):
             groups = [domain.train_groups[index] for index in held.tolist() if domain.train_groups]
-            reason = none_held_out(len(held), groups, self.validation)
+            reason = none_held_out(domain.train.labels[held].tolist(), groups, self.validation)
             raise DataError(f"client {client.id} has {len(held)} training samples, and {reason}")
         trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:

@@ -88,6 +88,12 @@ def test_the_choice_is_keyed_by_the_partition_s_seed_and_part_of_the_split_s_has
 def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
     with pytest.raises(DataError, match=r"d-0 has 4 training samples, and protocol.validation=0.1 of them is none"):
         OneClientPerDomain(validation=0.1).parts(domain(2, 2), ClientSpec("d", 0), 0)
+    with pytest.raises(DataError, match=r"of them is none: set protocol\.validation=0\.13 or more"):
+        OneClientPerDomain(validation=0.1).parts(domain(2, 2), ClientSpec("d", 0), 0)
+    assert len(OneClientPerDomain(validation=0.13).parts(domain(2, 2), ClientSpec("d", 0), 0)[1]) == 1
+    with pytest.raises(DataError, match=r"one of each class, which it trains on: .*set protocol\.validation=0$"):
+        OneClientPerDomain(validation=0.5).parts(domain(1, 1), ClientSpec("d", 0), 0)
+    assert len(OneClientPerDomain(validation=0).parts(domain(1, 1), ClientSpec("d", 0), 0)[0]) == 2
     with pytest.raises(DataError, match="would train on 1 samples"):
         OneClientPerDomain(validation=0.5).parts(domain(2), ClientSpec("d", 0), 0)
 
