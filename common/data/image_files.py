@@ -29,10 +29,13 @@ from common.data.value_ranges import (
     DEEP,
     DEEP_STEP,
     FINITE,
+    PHOTOMETRIC,
+    NotFiniteError,
     Remark,
     check_remarks,
     ends_of,
     has_numbers,
+    has_white_at_zero,
     image_values,
     mode_of,
     on_files,
@@ -88,7 +91,7 @@ MAX_LISTED = 20
 
 _one_large_at_a_time = threading.Lock()
 
-_VERSION = 6  # raise when decoding changes
+_VERSION = 7  # raise when decoding changes
 
 
 def subdirectory(parent: Path, names: Sequence[str]) -> Path | None:
@@ -227,16 +230,18 @@ def states_of(files: Sequence[Path], base: Path) -> list[str | int]:
     """
     check_within(files, base)
     states: list[str | int] = []
-    missing: list[BrokenImageError] = []
+    missing: list[str] = []
     for path in files:
         try:
             states += [str(path.relative_to(base)), *file_state(path)]
             if not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            missing.append(BrokenImageError(str(path), f"cannot be read ({error.strerror}): {_back(error)}"))
+            missing.append(f"image {path} cannot be read ({error.strerror}): {_back(error)}")
+    if len(missing) == 1:
+        raise DataError(missing[0])
     if missing:
-        raise _listed(missing, len(files))
+        raise DataError(f"{len(missing):,} files cannot be read: {some_of(missing, MAX_LISTED)}")
     return states
 
 
@@ -365,28 +370,35 @@ def decode_with_remark(
         DataError: see :func:`decode_image`.
     """
     try:
-        if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+        if not isinstance(source, Path):
+            return _decoded(source, image_size, name, reading)
+        if not stat.S_ISREG(source.stat().st_mode):
             raise OSError("not a regular file")  # reading a pipe would block
-        with Image.open(source, formats=formats()) as image:
-            if reading.page > 1 and isinstance(image, TiffImageFile):
-                _seek(image, reading.page)
-            _check_size(image)
-            _check_work(image, source)
-            with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
-                mode = mode_of(image)
-                ImageOps.exif_transpose(image, in_place=True)
-                try:
-                    values = image_values(image, mode)
-                except ValueError as error:
-                    raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
-                read = np.asarray(square(_rgb(image, mode, reading.value_range), image_size, reading.resize))
-                return read, remark_on(image, mode, values, read, name, reading.value_range)
+        with source.open("rb") as stream:  # a path to a raw TIFF would be mapped into memory, and turned wrongly
+            return _decoded(stream, image_size, name, reading)
     except UnidentifiedImageError as error:
         raise BrokenImageError(name, f"cannot be decoded ({_what_it_is(source)})") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.errno:  # of the system, which says nothing of the content
             raise DataError(f"image {name} cannot be read ({error.strerror}): {_back(error)}") from error
         raise BrokenImageError(name, f"cannot be decoded ({error})") from error
+
+
+def _decoded(stream: BinaryIO, image_size: int, name: str, reading: Reading) -> tuple[np.ndarray, Remark]:
+    with Image.open(stream, formats=formats()) as image:
+        if reading.page > 1 and isinstance(image, TiffImageFile):
+            _seek(image, reading.page)
+        _check_size(image)
+        _check_work(image, stream)
+        with _one_large_at_a_time if image.width * image.height > LARGE_PIXELS else nullcontext():
+            mode = mode_of(image)
+            ImageOps.exif_transpose(image, in_place=True)
+            try:
+                values = image_values(image, mode)
+            except NotFiniteError as error:
+                raise BrokenImageError(name, f"cannot be read: {error}", FINITE) from error
+            read = np.asarray(square(_rgb(image, mode, reading.value_range), image_size, reading.resize))
+            return read, remark_on(image, mode, values, read, name, reading.value_range)
 
 
 def _back(error: OSError) -> str:
@@ -411,6 +423,8 @@ def _what_it_is(source: Path | BinaryIO) -> str:
             stream.seek(tags.next)
             tags.load(stream)
         bands, bits = tags.get(277, 1), tags.get(258, (1,))
+        if bands == 1 and tags.get(PHOTOMETRIC) == 0:
+            return f"it is a TIFF of {bits[0]} bits where 0 is white: save it so that 0 is black (MinIsBlack)"
         return f"it is a TIFF of {bands} bands of {bits[0]} bits: save those that show the image as RGB, or one as grey"
     except (OSError, ValueError, SyntaxError, struct.error, TypeError, IndexError):
         return "cannot identify image file"
@@ -447,17 +461,13 @@ def _check_size(image: Image.Image) -> None:
         raise OSError(f"tiles of {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
 
 
-def _check_work(image: Image.Image, source: Path | BinaryIO) -> None:
+def _check_work(image: Image.Image, stream: BinaryIO) -> None:
     """Check how much there is to decode in relation to the file."""
-    if isinstance(source, Path):
-        with source.open("rb") as stream:
-            _check_stream(image, stream)
-        return
-    position = source.tell()
+    position = stream.tell()
     try:
-        _check_stream(image, source)
+        _check_stream(image, stream)
     finally:
-        source.seek(position)
+        stream.seek(position)
 
 
 def _check_stream(image: Image.Image, stream: BinaryIO) -> None:
@@ -484,9 +494,12 @@ def _scans(stream: BinaryIO) -> int:
 def _rgb(image: Image.Image, mode: str, value_range: tuple[float, ...]) -> Image.Image:
     """Return the image in RGB, with the first of ``value_range`` as 0 and the second as 255."""
     low, high = ends_of(mode, value_range)
+    black, white = low, high
+    if has_white_at_zero(image) and has_numbers(mode):  # of 8 bits, Pillow has inverted it
+        black, white = high, low
 
     def scale(block: np.ndarray) -> np.ndarray:
-        return ((block.astype(np.float32) - low) * (255 / (high - low))).round().clip(0, 255)
+        return ((block.astype(np.float32) - black) * (255 / (white - black))).round().clip(0, 255)
 
     if has_numbers(mode) and mode != DEEP:
         return _in_blocks(image, scale)

@@ -34,7 +34,7 @@ class OwnImages(DataSource):
         broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
             them out, counts and names them.
         range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,
-            or 0 and 65535 of 16-bit images.
+            or 0 and 65535 of 16-bit images. A range that ends above 255 is not used for files of 8 bits.
         page: the page of a TIFF that is read, from 1.
         resize: how an image becomes a square: ``squash`` changes its proportions, ``crop`` cuts the longer side,
             ``pad`` adds black to the shorter side.

@@ -1,10 +1,11 @@
 """Whether an image survives being read: values outside 0..255, pages and transparency can leave it black or flat."""
 
+import io
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ HALF_SPAN = 128
 
 ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
-BYTE_MODES = frozenset({"1", "L", "P", "RGB", "CMYK", "YCbCr", "HSV", "LAB"})
-"""Modes of Pillow with 8 bits and no transparency, whose values are read as they are."""
+PLAIN_MODES = frozenset({"1", "L", "RGB"})
+"""Modes of Pillow whose values are those of the image in RGB."""
 
 DEEP = "RGB;16"
 """The mode, here, of an image with colours of 16 bits, of which Pillow gives the upper 8 bits as RGB or RGBA."""
@@ -40,6 +41,9 @@ SAMPLE = 2**22
 BLOCK_ROWS = 256
 """Rows of a file with numbers that are looked at, and scaled to 8 bits, at a time."""
 
+PHOTOMETRIC = 262
+"""The TIFF tag that is 0 if 0 is white."""
+
 MAX_PAGES = 64
 """Pages of a TIFF that are looked into for one that is not of a single colour."""
 
@@ -47,6 +51,13 @@ PROGRAM = "import sys; from common.data.value_ranges import {0}; {0}(sys.argv[1:
 ON_WHITE = PROGRAM.format("lay_on_white")
 FINITE = PROGRAM.format("make_finite")
 """Programs that write files again: on white, and with 0 in place of what is not finite."""
+
+KEPT = "each file that it replaces stays beside, as .NAME.original"
+"""What becomes of files that a program writes again."""
+
+
+class NotFiniteError(ValueError):
+    """Some values of an image are no finite numbers; the message counts them."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +127,17 @@ def has_numbers(mode: str) -> bool:
     return mode == DEEP or mode.startswith(("I", "F"))
 
 
+def has_white_at_zero(image: Image.Image) -> bool:
+    """Return whether an image is a TIFF whose values grow from white to black."""
+    return isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC) == 0
+
+
 def ends_of(mode: str, value_range: Sequence[float]) -> tuple[float, float]:
-    """Return the values that become black and white: ``data.range``, or the ends of the file's type."""
-    if value_range:
+    """Return the values that become black and white: ``data.range``, or the ends of the file's type.
+
+    A range that ends above 255 is not that of a file of 8 bits, which may lie among others of more.
+    """
+    if value_range and (has_numbers(mode) or value_range[1] <= 255):
         return value_range[0], value_range[1]
     if mode == DEEP or mode.startswith("I"):
         return 0.0, 65535.0
@@ -126,19 +145,22 @@ def ends_of(mode: str, value_range: Sequence[float]) -> tuple[float, float]:
 
 
 def image_values(image: Image.Image, mode: str) -> Values:
-    """Return the values of an image: of 8 bits with transparency, of more without.
+    """Return the values of an image's colours, as they are read; transparency counts as a difference alone.
 
     Args:
         image: the image.
         mode: its :func:`mode_of`.
 
     Raises:
-        ValueError: some are no finite numbers; the message counts them.
+        NotFiniteError: some are no finite numbers.
     """
     if not has_numbers(mode):
-        extrema = np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
+        colours = image
+        if image.mode not in PLAIN_MODES:
+            colours = image.convert("RGB")
+        extrema = np.asarray(colours.getextrema(), dtype=np.float64)
         low, high = float(extrema.min()), float(extrema.max())
-        return Values(low, high, low, high, bool((extrema[:, 0] < extrema[:, 1]).any()))
+        return Values(low, high, low, high, _varies(image))
     image.load()
     step = math.ceil(image.width * image.height / SAMPLE)
     infinite = 0
@@ -146,16 +168,27 @@ def image_values(image: Image.Image, mode: str) -> Values:
     parts: list[np.ndarray] = []
     for top in range(0, image.height, BLOCK_ROWS):
         bottom = min(top + BLOCK_ROWS, image.height)
-        block = np.asarray(image.crop((0, top, image.width, bottom)))
+        rows = image.crop((0, top, image.width, bottom))
+        block = np.asarray(rows.convert("RGB") if mode == DEEP else rows)
         if mode == DEEP:
-            block = np.uint32(DEEP_STEP) * block[..., :3]
+            block = np.uint32(DEEP_STEP) * block
         block = block.ravel()
         infinite += int((~np.isfinite(block)).sum())
         low, high = min(low, float(block.min())), max(high, float(block.max()))
         parts.append(block[::step])
     if infinite:
-        raise ValueError(f"{infinite:,} of its {image.width * image.height:,} values are not finite (NaN or infinity)")
-    return _measured(np.sort(np.concatenate(parts)), low, high)
+        count = image.width * image.height
+        raise NotFiniteError(f"{infinite:,} of its {count:,} values are not finite (NaN or infinity)")
+    values = _measured(np.sort(np.concatenate(parts)), low, high)
+    if mode == DEEP:
+        return replace(values, varied=_varies(image))
+    return values
+
+
+def _varies(image: Image.Image) -> bool:
+    """Return whether an image of 8 bits has more than one colour, or more than one transparency."""
+    extrema = np.asarray(image.getextrema(), dtype=np.float64).reshape(-1, 2)
+    return bool((extrema[:, 0] < extrema[:, 1]).any())
 
 
 def _measured(ordered: np.ndarray, low: float, high: float) -> Values:
@@ -203,17 +236,16 @@ def remark_on(
     cause, page, transparent = "values", 0, False
     if isinstance(image, TiffImageFile) and getattr(image, "is_animated", False):
         cause = "pages"
-    elif image.mode in ALPHA_MODES or "transparency" in image.info:
-        cause = "transparency"
-        if not has_numbers(image.mode):
-            transparent = int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
+    elif not has_numbers(image.mode) and (image.mode in ALPHA_MODES or "transparency" in image.info):
+        transparent = int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
+        if transparent and (mode != DEEP or span == 0):  # colours of 16 bits that differ may need a range
+            cause = "transparency"
     lost = (values.varied or cause == "pages") and span < SMALLEST_SPAN
-    if mode in BYTE_MODES and cause == "values":
-        lost = False  # nothing is lost by reading; check_remarks() judges the domain's range
-    if has_numbers(mode) and values.varied and cause == "values":
+    if cause == "values":
         low, high = ends_of(mode, value_range)
-        lost = 255 * (values.last - values.first) / (high - low) < SMALLEST_SPAN
-        lost = lost or values.first < low or values.last > high
+        cut = values.first < low or values.last > high
+        narrow = 255 * (values.last - values.first) / (high - low) < SMALLEST_SPAN
+        lost = values.varied and (cut or (narrow and has_numbers(mode)))  # of 8 bits, check_remarks() judges the domain
     if lost and cause == "pages":
         page = _page_with_content(image)
     return Remark(name, mode, values, black, white, cause, page, lost, transparent)
@@ -252,19 +284,21 @@ def check_remarks(remarks: Sequence[Remark], value_range: Sequence[float]) -> st
         return ""
     span = max(each.white for each in varied) - min(each.black for each in varied)
     smallest = SMALLEST_SPAN
-    if all(has_numbers(each.mode) and each.cause == "values" for each in varied):
-        low, high = ends_of(varied[0].mode, value_range)
-        first, last = min(each.values.first for each in varied), max(each.values.last for each in varied)
+    numbers = [each for each in varied if has_numbers(each.mode) and each.cause == "values"]
+    if numbers:
+        low, high = ends_of(numbers[0].mode, value_range)
+        first, last = min(each.values.first for each in numbers), max(each.values.last for each in numbers)
         span = math.ceil(255 * (min(last, high) - max(first, low)) / (high - low))
         if not value_range:
             smallest = HALF_SPAN
     weak = span < smallest
     if not lost and not weak:
         return _partly_lost(remarks, value_range)
-    shown = lost or varied
+    shown = lost or numbers or varied
     message = f"{len(shown):,} of {len(remarks):,} images {_loss(span, bool(lost))}: {_described(shown[0])}; "
     message += _remedy(shown, value_range, span)
-    refused = weak or 2 * len(lost) > len(remarks)
+    most = not numbers or 2 * len(numbers) > len(varied)
+    refused = 2 * len(lost) > len(remarks) or (weak and most)
     if value_range and shown[0].cause == "values":
         refused = span < 2
     if refused:
@@ -286,9 +320,12 @@ def _partly_lost(remarks: Sequence[Remark], value_range: Sequence[float]) -> str
             f"{min(levels, 256)} levels in data.range"
         )
     if clear := [remark for remark in remarks if remark.transparent]:
+        remedy = f"to lay the images on white: {on_files(ON_WHITE, [remark.name for remark in clear])}; {KEPT}"
+        if any(remark.mode == DEEP for remark in clear):
+            remedy = "to lay images of 16 bits on white, export them without transparency"
         found.append(
             f"{len(clear):,} {count} transparent pixels, such as {clear[0].name}: they are read in the colours that "
-            f"they hide; to lay the images on white: {on_files(ON_WHITE, [remark.name for remark in clear])}"
+            f"they hide; {remedy}"
         )
     return "; ".join(found)
 
@@ -341,7 +378,7 @@ def on_files(program: str, names: Sequence[str]) -> str:
 
 
 def lay_on_white(paths: Sequence[str]) -> None:
-    """Write image files again with white behind what is transparent; others stay as they are."""
+    """Write image files again, of 8 bits, with white behind what is transparent; others stay as they are."""
     for path in paths:
         _write_again(path, _on_white)
 
@@ -367,21 +404,35 @@ def _finite(page: Image.Image) -> Image.Image:
 
 
 def _write_again(path: str, change: Callable[[Image.Image], Image.Image]) -> None:
-    """Write the pages of an image file again, upright, if one of them changes."""
+    """Write the pages of an image file again, upright, if one of them changes; the file itself stays, hidden."""
+    place = Path(path)
+    if place.name.startswith(".") or not place.is_file():  # a file that was replaced, or a folder
+        return
     before: list[Image.Image] = []
-    with Image.open(path) as image:
+    with place.open("rb") as stream, Image.open(stream) as image:
+        tags = {PHOTOMETRIC: 0} if has_white_at_zero(image) and has_numbers(image.mode) else {}
         for page in ImageSequence.Iterator(image):
             before.append(ImageOps.exif_transpose(page))
     after = [change(page) for page in before]
-    if any(new is not old for new, old in zip(after, before, strict=True)):
-        after[0].save(path, image.format, save_all=len(after) > 1, append_images=after[1:])
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return
+    written = io.BytesIO()
+    after[0].save(written, image.format, save_all=len(after) > 1, append_images=after[1:], lossless=True, tiffinfo=tags)
+    kept = place.with_name(f".{place.name}.original")
+    while kept.exists():
+        kept = kept.with_name(f"{kept.name}.original")
+    place.rename(kept)
+    place.write_bytes(written.getvalue())
 
 
 def _remedy(shown: Sequence[Remark], value_range: Sequence[float], span: int) -> str:
     first = shown[0]
     if first.cause == "transparency":
         command = on_files(ON_WHITE, [remark.name for remark in shown if remark.cause == "transparency"])
-        return f"what is drawn is in the transparency, which is not read: lay the images on a background ({command})"
+        return (
+            "what is drawn is in the transparency, which is not read: lay the images on a background "
+            f"({command}); {KEPT}"
+        )
     if first.cause == "pages":
         if first.page:
             return f"the file has several pages, and data.page={first.page} reads one that is not of one colour"

@@ -23,17 +23,33 @@ def write_image(path: Path, level: int, size: int = 8, mode: str = "RGB") -> Pat
 
 
 def write_deep_colours(path: Path, values: np.ndarray) -> Path:
-    """A PNG with colours of 16 bits, which Pillow reads and cannot write: uint16 [H, W, 3]."""
+    """A PNG of 16 bits, which Pillow cannot write: uint16 [H, W, C], grey with alpha, RGB, or RGB with alpha."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, 2, 0, 0, 0)
+    kind = {2: 4, 3: 2, 4: 6}[values.shape[2]]
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, kind, 0, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     )
+    return path
+
+
+def write_tiff(path: Path, values: np.ndarray, photometric: int) -> Path:
+    """Write a raw TIFF of one band, in the byte order of the values."""
+    order = "<"
+    if values.dtype.str[0] == ">":
+        order = ">"
+    kind = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
+    data = values.tobytes()
+    tags = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: photometric}
+    tags |= {273: 8 + 2 + 12 * 10 + 4, 277: 1, 278: values.shape[0], 279: len(data), 339: kind}
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    start = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IH", 8, len(tags))
+    path.write_bytes(start + entries + bytes(4) + data)
     return path
 
 

@@ -423,15 +423,15 @@ def test_a_file_that_the_system_does_not_give_is_no_broken_image(
     """Skipped, it would be kept in the cache as no image, although the disk gives it a minute later."""
     data = sites(tmp_path, broken=broken)
     first = tmp_path / "site_a" / "train" / "cat" / "0.png"
-    before = Image.open
+    before = Path.open
 
-    def failing(source: Any, **more: Any) -> Any:
-        if source == first:
+    def failing(path: Path, *args: Any, **more: Any) -> Any:
+        if path == first:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return before(source, **more)
+        return before(path, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", failing)
+        patch.setattr(Path, "open", failing)
         with pytest.raises(DataError, match=r"0.png cannot be read \(Input/output error\)"):
             data.load("site_a")
     with monkeypatch.context() as patch:

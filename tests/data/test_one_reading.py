@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_makers import write_deep_colours
+from data_makers import write_deep_colours, write_tiff
 from PIL import Image, ImageOps
 
 from common.data.digit_files import read_class_folders, read_listed
@@ -157,8 +157,11 @@ def test_the_service_on_the_page_reads_as_the_model_does(reading: Reading, tmp_p
     Image.fromarray(np.linspace(0, 255, 300, dtype=np.float32).reshape(15, 20)).save(tmp_path / "floats.tif")
     Image.new("P", (20, 10), 3).save(tmp_path / "palette.gif")
     Image.fromarray(np.arange(512, dtype=np.uint8).reshape(16, 8, 4)).save(tmp_path / "alpha.png")
+    write_tiff(tmp_path / "negative.tif", np.linspace(0, 4095, 300).astype("<u2").reshape(15, 20), 0)
+    write_tiff(tmp_path / "bytes.tif", np.linspace(0, 255, 300).astype("|u1").reshape(15, 20), 0)
     if reading.page == 1:
-        places |= {name: tmp_path / name for name in ("words.tif", "floats.tif", "palette.gif", "alpha.png")}
+        names = ("words.tif", "floats.tif", "palette.gif", "alpha.png", "negative.tif", "bytes.tif")
+        places |= {name: tmp_path / name for name in names}
     places["pages.tif"] = tmp_path / "pages.tif"
     read = page_reader(description)
     for name, path in places.items():

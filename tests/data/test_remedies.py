@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from data_makers import write_deep_colours
 from PIL import Image as Pillow
 from PIL import ImageOps, ImageSequence
 from remedies import Case, Image, attempt, by_hand, check, digest, follow, obey, remedies
@@ -215,6 +216,29 @@ def strokes(root: Path) -> Case:
     return Case(root, folder(root, make=make).settings)
 
 
+def deep(root: Path, channels: int, highest: int, alpha: int = 65535, darkest: int = 0) -> Case:
+    """PNG files of 16 bits with transparency, of which the upper half of the image has ``alpha``."""
+    case = folder(root)
+    for number, path in enumerate(sorted(root.rglob("*.png"))):
+        draws = np.random.default_rng(number)
+        values = draws.integers(darkest, highest + 1, (32, 32, channels)).astype(np.uint16)
+        values[..., -1] = 65535
+        values[:16, :, -1] = alpha + draws.integers(0, 1000, (16, 32)) * (alpha < 65535)
+        write_deep_colours(path, values)
+    return Case(root, case.settings)
+
+
+def dark(root: Path, mode: str, suffix: str) -> Case:
+    """Files of 8 bits in a mode of Pillow, with ten dark grey levels."""
+    case = folder(root, suffix=suffix)
+    for number, path in enumerate(sorted(root.rglob(f"*{suffix}"))):
+        grey = Pillow.fromarray(np.random.default_rng(number).integers(0, 10, (32, 32), dtype=np.uint8))
+        if mode == "P":
+            grey = grey.convert("RGB").quantize(10)
+        grey.convert(mode).save(path)
+    return Case(root, case.settings)
+
+
 def numbered(root: Path, make: Callable[[int], np.ndarray], suffix: str) -> Case:
     """Images of numbers, whose files a remedy may write again."""
     return Case(root, folder(root, make=make, suffix=suffix).settings)
@@ -260,6 +284,15 @@ CASES: dict[str, Build] = {
     "cold bodies": partial(numbered, make=numbers(7000, 8800, np.uint16), suffix=".png"),
     "bodies with zeros around": partial(numbered, make=spoilt(numbers(51241, 52181, np.uint16), 0, 300), suffix=".png"),
     "numbers of classes": partial(numbered, make=numbers(0, 9, np.uint8), suffix=".png"),
+    "12 bits of grey and an opaque alpha": partial(deep, channels=2, highest=4095),
+    "12 bits of colour and an opaque alpha": partial(deep, channels=4, highest=4095),
+    "14 bits of colour and an opaque alpha": partial(deep, channels=4, highest=16383),
+    "12 bits of colour with transparent pixels": partial(deep, channels=4, highest=4095, alpha=0),
+    "strokes of 16 bits": partial(deep, channels=4, highest=0, alpha=0),
+    "dark grey": partial(dark, mode="L", suffix=".png"),
+    "dark and opaque": partial(dark, mode="RGBA", suffix=".png"),
+    "a dark palette": partial(dark, mode="P", suffix=".png"),
+    "dark inks": partial(dark, mode="CMYK", suffix=".tif"),
     "the second page": pages,
     "strokes": strokes,
     # columns
@@ -423,6 +456,47 @@ def test_transparent_pages_are_laid_on_white_each(tmp_path: Path) -> None:
     found = [*frames(tmp_path / "a.tif"), *frames(tmp_path / "b.img")]
     for values, new in zip([*drawn, drawn[1]], found, strict=True):
         assert np.array_equal(new, np.repeat(255 - values[..., 3:], 3, 2))
+
+
+VALUES = [
+    *("NaN", "infinity", "shares", "tomography", "12 bits", "14 bits", "strokes"),
+    *("12 bits of grey and an opaque alpha", "12 bits of colour and an opaque alpha", "strokes of 16 bits"),
+    *("14 bits of colour and an opaque alpha", "12 bits of colour with transparent pixels"),
+    *("dark grey", "dark and opaque", "a dark palette", "dark inks"),
+]
+"""The cases of files that a value, a depth or a transparency makes black."""
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_remedy_of_values_reads_the_files_and_keeps_what_they_hold(name: str, tmp_path: Path) -> None:
+    case = CASES[name](tmp_path / "data")
+    held = {digest(path.read_bytes()) for path in case.root.rglob("*") if path.is_file()}
+    found = attempt(case.settings)
+    assert found.error
+    for _ in range(3):
+        if found.error:
+            obey(case, remedies(found.error)[0])
+            found = attempt(case.settings)
+    assert not found.error
+    assert len(found.images) == len(SITES) * len(CLASSES) * EACH
+    assert held <= {digest(path.read_bytes()) for path in case.root.rglob("*") if path.is_file()}
+
+
+def test_a_file_that_is_written_twice_keeps_both_originals(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    contents: list[bytes] = []
+    for seed in range(2):
+        values = np.random.default_rng(seed).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+        Pillow.fromarray(values).save(place, "WEBP", lossless=True)
+        contents.append(place.read_bytes())
+        for _ in range(2):  # the second time, nothing is transparent
+            obey(Case(tmp_path, []), [on_files(ON_WHITE, [str(place)])])
+        with Pillow.open(io.BytesIO(contents[-1])) as before, Pillow.open(place) as after:
+            white = Pillow.new("RGBA", before.size, "white")
+            expected = Pillow.alpha_composite(white, before.convert("RGBA")).convert("RGB")
+            assert np.array_equal(after, expected), "no level is lost"
+    kept = sorted(path for path in tmp_path.iterdir() if path != place)
+    assert [path.read_bytes() for path in kept] == contents
 
 
 QUICK = list(CASES)[::3]
