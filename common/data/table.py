@@ -24,7 +24,7 @@ from common.overrides import written_override
 from common.regular_files import check_within
 from common.text import quantity, shell_line, warn_once
 
-_VERSION = 2  # raise when decoding changes
+_VERSION = 3  # raise when decoding changes
 
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""
