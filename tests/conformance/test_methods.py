@@ -119,6 +119,12 @@ def test_who_keeps_a_state_says_so(method: str, baseline: Baseline) -> None:
 
 
 @every_method
+def test_no_client_is_said_to_have_lost_a_state_in_an_undisturbed_run(method: str, baseline: Baseline) -> None:
+    """Also none of a method whose clients keep nothing."""
+    assert not [entry for name, entry in baseline(method).events if name == "client state lost"]
+
+
+@every_method
 def test_each_domain_is_scored_once_a_round(method: str, baseline: Baseline) -> None:
     done = baseline(method)
     personal = composed(f"method={method}", "engine=inline", "train.device=cpu").method.personal

@@ -224,6 +224,13 @@ def test_with_limits_a_liar_about_samples_has_no_more_than_half_of_the_average(t
     assert torch.allclose(weights, sum(share * update.weights["layer.weight"] for share, update in shares) / 84)
 
 
+def test_an_honest_client_that_counts_for_fewer_samples_is_not_refused(tmp_path: Path) -> None:
+    """It repeats what it registered, not what it counts for."""
+    done = run(toy_settings("fedavg", tmp_path, rounds={"largest_client": 1.0}))
+    assert "client counts less" in [name for name, _ in done.events]
+    assert {row["status"] for row in done.replies()} == {"trained", "scored"}
+
+
 def test_a_liar_about_samples_gives_the_servers_nets_no_more_rows_than_it_counts_for() -> None:
     """Its rows are taken evenly, since those of a class may lie together; of an honest client all are, in order."""
     tables = {index: {"features": torch.arange(size * 1.0)[:, None]} for index, size in enumerate((10, 30, 20))}

@@ -101,6 +101,15 @@ def test_only_the_last_versions_are_kept(kept: int, tmp_path: Path) -> None:
     assert store.versions() == [(0, position) for position in range(20 - kept, 20)]
 
 
+def test_the_best_round_s_version_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
+    """The last before that position, not the one at it, which belongs to the round after the best."""
+    store = ClientStore(tmp_path, 2)
+    for position in range(1, 9):
+        past = Version(0, position - 1) if position > 1 else None
+        store.save(Version(0, position), {"w": torch.ones(())}, past, best_before=3)
+    assert store.versions() == [(0, 2), (0, 7), (0, 8)]
+
+
 @pytest.mark.parametrize(("method", "checkpoints", "expected"), [("moon", 2, 3), ("moon", 5, 6), ("rucr", 2, 6)])
 def test_as_many_are_kept_as_checkpoints_can_name(method: str, checkpoints: int, expected: int, tmp_path: Path) -> None:
     assert kept_versions(toy_settings(method, tmp_path, rounds={"checkpoints": checkpoints})) == expected

@@ -158,6 +158,16 @@ def test_what_has_no_value_has_none() -> None:
 
 
 Counts = dict[str, Any]
+
+
+def in_an_empty_bin(value: Counts) -> Counts:
+    """One correct prediction moved from the bin that holds all images to the first one, which holds none."""
+    correct = list(value["correct"])
+    correct[correct.index(3)] = 2
+    correct[0] = 1
+    return {**value, "correct": correct}
+
+
 SPOILED: dict[str, tuple[Callable[[Counts], Any], str]] = {
     "no counts": (lambda value: None, "the counts of confidence are not"),
     "another name": (lambda value: {**value, "more": 1}, "the counts of confidence are not"),
@@ -166,6 +176,7 @@ SPOILED: dict[str, tuple[Callable[[Counts], Any], str]] = {
     "a negative count": (lambda value: {**value, "count": [-1, *value["count"][1:-1], 5]}, "count has a bin"),
     "half images": (lambda value: {**value, "correct": [0.5] * 15}, "correct has a bin"),
     "more correct than the score": (lambda value: {**value, "correct": [4, *[0] * 14]}, "do not hold 3 correct"),
+    "more correct than images in a bin": (in_an_empty_bin, "bin 1 has 1 correct of 0 images"),
     "an image of no class": (lambda value: {**value, "positive": value["negative"]}, "log-odds of a class"),
     "images of two classes": (
         lambda value: {
@@ -460,6 +471,13 @@ def test_the_gate_refuses_other_counts_than_were_asked_for(case: str, runs: Mapp
         admit(item, OTHER_COUNTS[case], gate)
     with pytest.raises(PayloadError, match=r"asked for were \[\]"):
         admit(item, dict, Gate(UploadSpec(), Half(class_count=CLASSES)))
+
+
+def test_the_gate_refuses_confidences_that_were_not_asked_for(runs: Mapping[str, Run]) -> None:
+    """The run has rounds.scores=false, and the metric of the user's own."""
+    gate = Gate(UploadSpec(), Half(class_count=CLASSES), sum_ranges=ClassF1().ranges(), confidence=False)
+    with pytest.raises(PayloadError, match="counts of confidences that were not asked for"):
+        admit(runs["fedavg-0"].messages[0], dict, gate)
 
 
 @pytest.mark.parametrize("case", ["no sums", "no confidences"])

@@ -169,6 +169,25 @@ def test_epsilon_is_counted_over_runs_of_different_noise(tmp_path: Path) -> None
             ledger.spend("two", "a-0", {"weights": 4.0}, budgets)
 
 
+def test_epsilon_is_counted_over_releases_of_different_noise_in_one_run(tmp_path: Path) -> None:
+    """The attack: the server chooses the run's name, and asks for one release with much noise before all others."""
+    limit = 8.0
+    fit = 0
+    while composed([([20.0], 1), ([1.0], fit + 1)], 1e-5) <= limit:
+        fit += 1
+    ledger, budgets = Ledger(tmp_path), [Budget(None, limit)]
+    ledger.spend("one", "a-0", {"weights": 20.0}, budgets)
+    for _ in range(fit):
+        ledger.spend("one", "a-0", {"weights": 1.0}, budgets)
+    with pytest.raises(PrivacyError, match=r"with this update epsilon would be \d"):
+        ledger.spend("one", "a-0", {"weights": 1.0}, budgets)
+    entries = json.loads((tmp_path / LEDGER).read_text())["releases"]
+    assert [(entry["multipliers"], entry["count"]) for entry in entries] == [
+        ({"weights": 20.0}, 1),
+        ({"weights": 1.0}, fit),
+    ]
+
+
 def test_a_device_stops_at_its_epsilon_for_any_delta_that_the_server_sends(tmp_path: Path) -> None:
     limit = epsilon([1.0, 1.0], 3, 1e-5) + 0.01
     settings = private(tmp_path / "run", "privacy.delta=0.5", "privacy.max_epsilon=1000")

@@ -321,6 +321,17 @@ def test_a_budget_of_updates_is_not_walked_around_by_scores(method: str, tmp_pat
     assert Attacker(folder, tmp_path / "free", domain="clinic").ask(*words, score=["clinic"]).ok
 
 
+def test_a_budget_of_updates_is_not_walked_around_by_validation(tmp_path: Path) -> None:
+    """The attack: without noise, the server calls training images validation samples, whose scores nothing counts."""
+    folder = write_folder(tmp_path / "clinic")
+    limited = Attacker(folder, tmp_path / "state", domain="clinic", privacy_max_releases=3)
+    free = Attacker(folder, tmp_path / "free", domain="clinic")
+    for trains in (True, False):
+        reply = limited.ask("protocol.validation=0.2", train=trains, validate=True)
+        assert (reply.ok, reply.text) == (False, REASONS[ConfigError])
+        assert free.ask("protocol.validation=0.2", train=trains, validate=True).ok
+
+
 # ---- the border's file -----------------------------------------------------------------------------------------------
 
 

@@ -69,9 +69,26 @@ def test_scores_of_personal_models_are_refused(case: str, tmp_path: Path) -> Non
         Federation(private(method, tmp_path, "privacy.unit=sample", hyper=hyper))
 
 
+@pytest.mark.parametrize("refreshed", [True, False], ids=["refreshed statistics", "statistics of training"])
+def test_scores_with_local_batch_norm_of_combined_are_refused(refreshed: bool, tmp_path: Path) -> None:
+    """Without FedDyn's correction, which noise on the weights forbids."""
+    chosen = ("method.alpha=0", f"method.refresh_statistics={refreshed}", "privacy.unit=client")
+    Federation(private("combined", tmp_path, *chosen))
+    with pytest.raises(ConfigError, match="exact functions of its training images"):
+        Federation(private("combined", tmp_path, *chosen, "method.local_normalisation=true"))
+
+
 def test_validation_scores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"remove protocol\.validation"):
         Federation(private("fedavg", tmp_path, "protocol.validation=0.2"))
+
+
+@pytest.mark.parametrize("method", ["feddg_ga", "fedheal"])
+def test_a_method_that_sends_more_than_means_and_weights_is_refused_before_training(
+    method: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"covers class means and weights; {method} also sends"):
+        Federation(private(method, tmp_path))
 
 
 @pytest.mark.parametrize("asked", [{"score": ["bright"]}, {"validate": True}], ids=["test", "validation"])

@@ -337,6 +337,15 @@ def _with_a_mapping(module: object, state: dict[str, Any], prefix: str, metadata
     state[f"{prefix}_extra_state"] = {"a": 1}
 
 
+def test_a_first_score_over_more_test_images_than_the_run_allows_is_refused(tmp_path: Path) -> None:
+    """There is no earlier score that it could contradict."""
+    limited = Asked(toy_settings("fpl", tmp_path, rounds={"test_samples": 8}))
+    few = scored(count=8, correct=2)(limited.answer())
+    with pytest.raises(PayloadError, match="over 16 test images; at most 8 are accepted"):
+        limited.admit(limited.answer())
+    assert limited.admit(few) is not None
+
+
 def test_an_update_without_the_score_that_was_asked_for_is_accepted(asked: Asked) -> None:
     """The score's absence is reported by the rounds; a device without its test images may still train."""
     made = asked.answer()

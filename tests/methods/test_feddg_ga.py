@@ -135,6 +135,17 @@ def test_a_client_that_was_not_in_the_last_round_keeps_its_share():
     assert int(absent.extra[AVERAGED_IN]) == 2
 
 
+def test_a_client_that_returns_is_not_judged_by_a_model_of_before_the_last_round():
+    half, method = Half(largest_share=1.0), FedDGGA()
+    state = method.initial_state(half.shared, half)
+    for number, who in enumerate([(0, 1, 2), (0, 1), (0, 1, 2)], start=1):
+        half.round = number
+        state = method.aggregate(state, replies(number, (2, 7, 5), (8, 8, 8), 10, who), half)
+    assert state.extra[SHARES][2] == pytest.approx(1 / 3)
+    assert state.extra[SHARES][0] > 1 / 3
+    assert state.extra[MEASURED_IN].tolist() == [3, 3, 3]
+
+
 def test_participants_without_any_share_count_the_same():
     assert capped_shares([0.0, 0.0, 0.0], 0.5) == [1.0, 1.0, 1.0]
     assert capped_shares([0.0, 0.0, 1.0], 0.5) == [1.0, 1.0, 1.0]
