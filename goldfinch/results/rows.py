@@ -709,6 +709,6 @@ def differences_note(differences: Differences) -> str:
 
 def named(labels: Sequence[str], rows: int) -> str:
     """Return the labels of rows; their number if they are more than two of a table with many ``rows``."""
-    if rows > MANY_ROWS and len(labels) > 2:
+    if rows >= MANY_ROWS and len(labels) > 2:
         return f"{len(labels)} rows"
     return ", ".join(labels)

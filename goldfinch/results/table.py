@@ -169,7 +169,7 @@ def show_table(
         run = exported_run(table.rows, rule)
         if run is not None:
             print(f"export its model: {export_command(run)}\n")
-    if sum(len(table.rows) for table in tables) > MANY_ROWS:
+    if sum(len(table.rows) for table in tables) >= MANY_ROWS:
         for folder in folders:
             print(smaller_tables(Path(folder), tables), end="")
 
