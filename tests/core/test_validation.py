@@ -233,10 +233,10 @@ def test_own_models_of_the_best_round_are_still_there(tmp_path: Path) -> None:
 
 
 def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: Any, domain: Domain) -> Split:
-        raise AssertionError("the test split was read")
+    def read(self: Any, domain: str) -> Split:
+        raise AssertionError(f"a device read the test split of {domain}")
 
-    monkeypatch.setattr(OneClientPerDomain, "test_split", read)
+    monkeypatch.setattr(Device, "_test_data", read)
     done = run(validating("fedavg", tmp_path, rounds_={"test": False}))
     assert done.scores("test") == []
     assert len({row["round"] for row in done.scores("validation")}) == 4

@@ -246,9 +246,9 @@ def test_files_are_read_as_the_model_reads_unless_a_setting_says_otherwise(expor
         Image.fromarray(wide + np.uint8(number)).save(place / f"{number}.png")
     data, description = ["data=folder", f"data.root={tmp_path}"], load_model(exported).description
     means = []
-    for words in ([], ["data.resize=crop"], ["data.resize=pad", "data.range=[0,500]"]):
+    for words in ([], ["data.resize=crop"], ["data.resize=pad", "data.range=[150,250]"]):
         _, domains = domains_of([*data, *words], description)
         means.append(float(domains["site"].whole.images.float().mean()))
     assert means[0] == pytest.approx(67, abs=4), "squashed"
     assert means[1] == pytest.approx(200, abs=4), "its middle"
-    assert means[2] == pytest.approx(67 / 3 * 255 / 500, abs=4), "between black, and darker"
+    assert means[2] == pytest.approx(67 / 3 * 127 / 200, abs=4), "between black, and darker"
