@@ -182,9 +182,9 @@ class Supervisor:
         if seconds > HEARTBEAT_DEFAULT_INTERVAL and not self._reported_slow:
             self._reported_slow = True
             _report(
-                f"a ClientApp took {seconds:.0f} s to start, which every message to this device takes longer; Flower "
-                f"alone would start another after {HEARTBEAT_DEFAULT_INTERVAL} s. rounds.deadline of a run must allow "
-                "for it; a faster disk, more memory or fewer programs shorten it"
+                f"a ClientApp took {seconds:.0f} s to start; every message to this device takes that much longer. "
+                f"Flower alone would start another ClientApp after {HEARTBEAT_DEFAULT_INTERVAL} s. rounds.deadline of "
+                "a run must allow for the start; a faster disk, more memory or fewer programs shorten it"
             )
 
     def _terminate(self, watched: WatchedApp, now: float) -> None:

@@ -200,7 +200,7 @@ def check_groups(data: DataSource, protocol: Protocol, domain: Domain, seed: int
     for client in protocol.clients(data):
         if client.domain != domain.name:
             continue
-        for index in protocol.split(domain, client, seed).tolist():
+        for index in protocol.held(domain, client, seed).tolist():
             group = domain.train_groups[index]
             holder = holders.setdefault(group, client)
             if holder != client:
@@ -226,7 +226,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     for name, of_domain in clients.items():
         domain = data.load(name)
         try:
-            parts = [protocol.split(domain, client, seed) for client in of_domain]
+            parts = [protocol.held(domain, client, seed) for client in of_domain]
         except DataError:  # a client that cannot be made says so itself
             continue
         for client, part in zip(of_domain, parts, strict=True):

@@ -17,7 +17,7 @@ from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.own_images import none_held_out, whole_groups
 from common.errors import ConfigError, DataError, nearest
-from common.numerics import generator, numpy_generator
+from common.numerics import GLOBAL_GENERATORS, generator, numpy_generator, seeded_globals
 
 T = TypeVar("T")
 
@@ -86,6 +86,17 @@ class Protocol(ABC):
             DataError: the domain has too few samples for the protocol.
         """
 
+    def held(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
+        """Return the indices of :meth:`split`, which may draw from the global generators.
+
+        They start alike for all clients of the domain, so that a permutation drawn there is the same for each of them.
+
+        Raises:
+            DataError: the domain has too few samples for the protocol.
+        """
+        with GLOBAL_GENERATORS, seeded_globals(self._seed(seed), "split", domain.name):
+            return self.split(domain, client, seed)
+
     def parts(self, domain: Domain, client: ClientSpec, seed: int) -> tuple[Tensor, Tensor]:
         """Return the indices of :meth:`split` to train on and those to validate with: int64, distinct, ascending.
 
@@ -96,7 +107,7 @@ class Protocol(ABC):
         Raises:
             DataError: the client has too few samples to train on, or to validate with.
         """
-        held = self.split(domain, client, seed)
+        held = self.held(domain, client, seed)
         validated = self._validated(domain, held, generator(self._seed(seed), "validation", client.id))
         if self.validation and not len(validated):
             groups = [domain.train_groups[index] for index in held.tolist() if domain.train_groups]

@@ -344,3 +344,32 @@ def test_a_group_that_does_not_fit_into_the_share_is_not_divided() -> None:
         OneClientPerDomain(validation=0.3).parts(grouped, ClientSpec("photo", 0), 0)
     trained, validated = OneClientPerDomain(validation=0.5).parts(grouped, ClientSpec("photo", 0), 0)
     assert (len(trained), len(validated)) == (20, 20)
+
+
+class GloballyDrawn(OneClientPerDomain):
+    """An own protocol with two clients a domain, whose split is cut from a global permutation."""
+
+    def clients(self, data: Any) -> tuple[ClientSpec, ...]:
+        return tuple(ClientSpec(domain, index) for domain in data.domains for index in range(2))
+
+    def split(self, domain: Any, client: ClientSpec, seed: int) -> torch.Tensor:
+        return torch.randperm(len(domain.train))[client.index :: 2].sort().values
+
+
+def test_a_split_that_draws_from_the_global_generators_repeats_and_divides_its_domain() -> None:
+    domain = made_up_domain("webcam", even_labels(40, 4))
+    protocol = GloballyDrawn()
+    first, second = (ClientSpec("webcam", index) for index in range(2))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    trained, _ = protocol.parts(domain, first, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again, _ = protocol.parts(domain, first, 0)
+    assert torch.equal(trained, again)
+    others, _ = protocol.parts(domain, second, 0)
+    assert torch.equal(torch.cat([trained, others]).sort().values, torch.arange(40))
+    drawn = protocol.held(domain, first, 5)
+    assert torch.equal(drawn, trained)  # partition_seed is 0, whatever the run's seed is
+    reseeded = GloballyDrawn(partition_seed=None).held(domain, first, 5)
+    assert not torch.equal(reseeded, trained)
