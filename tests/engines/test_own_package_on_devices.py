@@ -60,7 +60,9 @@ def test_only_devices_with_the_same_package_take_part(tmp_path: Path, monkeypatc
     told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     refused = " ".join(entry["reason"] for entry in told if entry["event"] == "registration refused")
     assert "install the same Goldfinch and the same ownlib on both" in refused
-    assert "No module named 'ownlib'; put the module's folder on PYTHONPATH" in refused
+    assert "the device cannot use the run's settings, or lacks a library; the log of the device says more" in refused
+    log = (tmp_path / "flower" / "logs" / "printed-0.log").read_text()
+    assert "No module named 'ownlib'; put the module's folder on PYTHONPATH" in log
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["method"], sorted(summary["clients"])) == ("fair", ["sketch-0"])
     assert RunRecord(tmp_path / "run").options["method.q"] == 2.0
