@@ -24,6 +24,7 @@ def test_the_page_is_one_page_and_its_class_has_eight_lines() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_page_s_blocks_run_as_they_stand(tmp_path: Path) -> None:
     blocks = re.findall(r"```(bash|python)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [language for language, _ in blocks] == ["bash", "bash", "bash", "python"]

@@ -18,7 +18,7 @@ from support.scripts import ROOT
 
 from server.flower.processes import MARK, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PORTS = range(9093, 9097)
 
 
