@@ -15,8 +15,8 @@ from strategies.core.method import ClientContext, Losses, Method
 from strategies.core.readings import Point
 from strategies.parts.edits import displace, restore, running_statistics_kept
 
-NORM_FLOOR = 1e-12
-"""Added to the gradient's norm before it divides."""
+NORM_FLOOR = 1e-16
+"""Added to the gradient's norm before it divides, as in Caldarola's released code."""
 
 
 @checked

@@ -3,7 +3,8 @@
 Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar. NeurIPS 2020. arXiv:2002.07948. Here in first order.
 """
 
-from itertools import islice
+from collections.abc import Iterator
+from itertools import count, islice
 from typing import ClassVar
 
 import torch
@@ -35,7 +36,8 @@ class PerFedAvg(Method):
 
     Args:
         inner_rate: a, >= 0; ``None`` takes the run's learning rate, which is b. (FedPall: both 0.01.)
-        adapt_steps: steps with ``inner_rate`` before each score, >= 0.
+        adapt_steps: steps with ``inner_rate`` before each score, >= 0; more than the batches of an epoch go on with
+            further epochs.
     """
 
     readings: ClassVar[tuple[Point, ...]] = (
@@ -60,10 +62,16 @@ class PerFedAvg(Method):
     def adapt(self, local: ClientContext) -> None:
         """``w <- w - a grad L(w)`` on training batches of the client's own."""
         local.model.train()
-        for images, labels in islice(local.batches("adapt"), self.adapt_steps):
+        for images, labels in islice(self._adaptation_batches(local), self.adapt_steps):
             local.model.zero_grad(set_to_none=True)
             self.loss(local.forward(images, labels), local).total.backward()
             displace(local.model, -self._inner(local))
+
+    def _adaptation_batches(self, local: ClientContext) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield training batches of the client's own without end, epoch after epoch."""
+        yield from local.batches("adapt")
+        for epoch in count(2):
+            yield from local.batches("adapt", epoch)
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one step per pair of batches; the first batch of a pair waits for the second."""

@@ -58,11 +58,21 @@ def test_only_the_pass_at_the_model_itself_moves_the_running_statistics(tmp_path
     assert all(m.track_running_stats for m in local.model.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-def test_without_a_gradient_there_is_no_neighbour():
-    model = nn.Linear(2, 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_without_a_gradient_there_is_no_neighbour(dtype):
+    model = nn.Linear(2, 2).to(dtype)
     assert ascend(model, RHO) == []
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     before = model.weight.detach().clone()
     ascend(model, RHO)
     assert torch.equal(model.weight, before)  # 0 / (0 + floor), not 0 / 0
+
+
+def test_the_norm_has_the_floor_of_the_released_code():
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    model.weight.grad = torch.full_like(model.weight, 1e-13)
+    ascend(model, RHO)
+    assert model.weight.item() == pytest.approx(RHO * 1e-13 / (1e-13 + 1e-16))

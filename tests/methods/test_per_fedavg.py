@@ -108,3 +108,16 @@ def test_adaptation_is_sgd_on_the_clients_own_batches(tmp_path):
                 parameter -= 0.1 * slope
     local.method.adapt(local)
     assert_same(local.model, wanted)
+
+
+@pytest.mark.parametrize(("train", "steps"), [({"batch_size": 32}, 5), ({"local_steps": 2}, 5), ({}, 7)], ids=str)
+def test_adaptation_takes_all_its_steps_over_as_many_epochs_as_it_needs(train, steps, tmp_path):
+    local = exchange(tmp_path, train=train, adapt_steps=steps, inner_rate=0.1)
+    seen = []
+    forward = local.forward
+    local.forward = lambda images, labels: (seen.append(labels.tolist()), forward(images, labels))[1]
+    local.method.adapt(local)
+    assert len(seen) == steps
+    epoch = [labels.tolist() for _, labels in local.batches("adapt")]
+    assert seen[: len(epoch)] == epoch
+    assert seen[len(epoch) : 2 * len(epoch)] != epoch  # another order
