@@ -24,8 +24,8 @@ Game = Literal["paper", "released", "released_pacs"]
 """The game of generator and discriminator; see ``fidelity``."""
 
 
-CONDITION = 0.6
-"""A class's entry of the one-hot vector that generator and discriminator receive, as released."""
+CONDITIONS: Mapping[Game, float] = {"paper": 0.6, "released": 0.6, "released_pacs": 0.7}
+"""A class's entry of the one-hot vector that generator and discriminator receive, as in the code for VLCS or PACS."""
 
 
 @checked
@@ -41,13 +41,14 @@ class FedADG(Averaging):
     Payload: the state of network and generator both ways. Client state: the discriminator.
 
     Args:
-        adversarial_epochs: >= 0 (released: 7, after 5 epochs of cross-entropy).
+        adversarial_epochs: >= 0 (released: 7 after 3 epochs of cross-entropy on PACS, 10 after 5 on VLCS).
         weight: share of the adversarial term in the network's loss, in [0, 1).
         rate: factor on the learning rate of discriminator and generator, > 0 (released: 0.7). The network trains at
             the run's rate throughout.
-        smoothing: label smoothing, in [0, 1) (released: 0.01 on PACS, 0.2 on VLCS).
-        fidelity: the game alone: as above; ``released``, where G never trains; or ``released_pacs``, the code's for
-            PACS. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
+        smoothing: share of a target that the other classes have together, as in the released code, in [0, 1 - 1/K] for
+            K classes (released: 0.01 on PACS, 0.2 on VLCS).
+        fidelity: the game: as above; ``released``, the code for VLCS, where G never trains; or ``released_pacs``, the
+            code for PACS, with its own discriminator, one-hot entry and initial classifier. On glyphs (small net, 10 rounds, seed 0) ``paper`` ends at 91.9 %, ``released`` at 94.3 %;
             in both the discriminator wins within a round. ``released_pacs`` keeps the adversary level.
         head: ``task`` is the paper's own ``D -> D -> K``; ``model`` keeps the network's.
         weighting: networks and generators are averaged ``uniform``-ly (released), or by ``samples``.
@@ -62,7 +63,7 @@ class FedADG(Averaging):
             meanings={
                 "paper": "the generator trains",
                 "released": "the generator never trains",
-                "released_pacs": "least-squares GANs, the code for PACS",
+                "released_pacs": "least-squares GANs, with the nets of the code for PACS",
             },
             tables={"fedgca_pacs": "released_pacs"},
         ),
@@ -70,6 +71,17 @@ class FedADG(Averaging):
         Point("epochs of the game", released=7, setting="adversarial_epochs"),
         Point("rate of generator and discriminator", released=0.7, setting="rate"),
         Point("average of models", released="uniform", setting="weighting"),
+        Point("smoothed labels", released="1 - smoothing, and the other classes share the rest", ours="released"),
+        Point(
+            "rates in a round",
+            released="a warm-up over 500 epochs (PACS: 100) that every round begins again",
+            ours="the run's",
+        ),
+        Point(
+            "features that D learns from",
+            released="of a pass in evaluation mode",
+            ours="of the training pass",
+        ),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {
@@ -97,14 +109,23 @@ class FedADG(Averaging):
             )
 
     def extend(self, model: nn.Module, client_count: int, seed: int) -> nn.Module:  # noqa: ARG002
-        """Return the network with the paper's head, and with generator and discriminator."""
+        """Return the network with the paper's head, and with generator and discriminator.
+
+        Raises:
+            ConfigError: so much smoothing that another class would have a larger target than the label's.
+        """
         assert isinstance(model, Model)
         size, classes = model.feature_size, model.class_count
+        if self.smoothing * classes > classes - 1:
+            raise ConfigError(f"method.smoothing={self.smoothing:g} must be at most 1 - 1/{classes} with {classes} classes")
         with initialised(seed, "adversarial nets"):
+            pacs = self.fidelity == "released_pacs"
             if self.head == "task":
-                model.head = TaskHead(size, classes)
-            model.add_module(GENERATOR, FeatureGenerator(size, classes, 4 * size, 8 * size))  # as released
-            model.add_module(DISCRIMINATOR, FeatureDiscriminator(size, classes, 2 * size))
+                model.head = TaskHead(size, classes, kaiming=pacs)
+            # with ResNet-18's 512 features these are the released sizes: 2048, 4096 and 1024
+            model.add_module(GENERATOR, FeatureGenerator(size, classes, 4 * size, 8 * size))
+            discriminator = PacsDiscriminator if pacs else FeatureDiscriminator
+            model.add_module(DISCRIMINATOR, discriminator(size, classes, 2 * size))
         return model
 
     def shared_names(self, model: nn.Module) -> set[str]:
@@ -119,9 +140,12 @@ class FedADG(Averaging):
             return (Phase(epochs, network),)
         return (Phase(epochs, network), adversarial)
 
-    def loss(self, batch: Batch, local: ClientContext) -> Losses:  # noqa: ARG002
+    def loss(self, batch: Batch, local: ClientContext) -> Losses:
         """Return cross-entropy with smoothed labels, over all views."""
-        return Losses({"cross_entropy": batch.cross_entropy(self.smoothing)})
+        over_all_classes = 0.0
+        if self.smoothing:  # torch's smoothing gives the label's class its part, too
+            over_all_classes = self.smoothing * local.class_count / (local.class_count - 1)
+        return Losses({"cross_entropy": batch.cross_entropy(over_all_classes)})
 
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one step; in the second phase one each of the discriminator, the network and the generator."""
@@ -132,7 +156,7 @@ class FedADG(Averaging):
         assert isinstance(generator, FeatureGenerator)
         batch = local.forward(images, labels)
         features = batch.features.detach()
-        classes = scaled_one_hot(labels, local.class_count, CONDITION)
+        classes = scaled_one_hot(labels, local.class_count, CONDITIONS[self.fidelity])
         draws = local.cached("noise", lambda: local.generator("generator noise"))
         noise = torch.rand(len(labels), generator.noise_size, generator=draws).to(local.device)
         reference = generator(noise, classes)  # without a graph, since the generator is frozen but in its own step
@@ -227,7 +251,7 @@ class FeatureGenerator(nn.Module):
 
 
 class FeatureDiscriminator(nn.Module):
-    """FedADG's discriminator: is a feature of a class generated (towards 1) or extracted (towards 0).
+    """The discriminator of FedADG's code for VLCS: is a feature of a class generated (towards 1) or extracted.
 
     Feature and class pass a projection ``D + K -> 1024`` without bias, then ``1024 -> 1024 -> 1`` with LeakyReLU, then
     a sigmoid. The initial weights of the projection are scaled to unit Frobenius norm.
@@ -247,13 +271,44 @@ class FeatureDiscriminator(nn.Module):
         return torch.sigmoid(self.fc2(F.leaky_relu(self.fc1(hidden)))).squeeze(1)
 
 
-class TaskHead(nn.Module):
-    """FedADG's classifier ``D -> D -> K``: two linear layers with nothing between them, as in the released code."""
+class PacsDiscriminator(nn.Module):
+    """The discriminator of FedADG's code for PACS, whose class joins behind the projection.
 
-    def __init__(self, feature_size: int, class_count: int) -> None:
+    The feature passes a projection ``D -> 1024`` without bias; with the class then ``1024 + K -> 1024 -> 1`` with
+    LeakyReLU, then a sigmoid. All weights start from Kaiming's uniform distribution, the projection's too.
+    """
+
+    def __init__(self, feature_size: int, class_count: int, hidden_size: int = 1024) -> None:
+        super().__init__()
+        self.projection = nn.Linear(feature_size, hidden_size, bias=False)
+        self.fc1 = nn.Linear(hidden_size + class_count, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, 1)
+        for layer in (self.projection, self.fc1, self.fc2):
+            nn.init.kaiming_uniform_(layer.weight)
+
+    def forward(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Return ``[B]`` in (0, 1), for ``features [B, D]`` and (scaled) one-hot ``classes [B, K]``."""
+        hidden = torch.cat([self.projection(features), classes], dim=1)
+        return torch.sigmoid(self.fc2(F.leaky_relu(self.fc1(hidden)))).squeeze(1)
+
+
+class TaskHead(nn.Module):
+    """FedADG's classifier ``D -> D -> K``: two linear layers with nothing between them, as in the released code.
+
+    Args:
+        feature_size: D.
+        class_count: K.
+        kaiming: whether weights start from Kaiming's normal distribution, as in the code for PACS; otherwise from
+            torch's own, as in the code for VLCS.
+    """
+
+    def __init__(self, feature_size: int, class_count: int, *, kaiming: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(feature_size, feature_size)
         self.fc2 = nn.Linear(feature_size, class_count)
+        if kaiming:
+            for layer in (self.fc1, self.fc2):
+                nn.init.kaiming_normal_(layer.weight)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return ``[B, K]``: logits of ``features [B, D]``."""
@@ -261,5 +316,5 @@ class TaskHead(nn.Module):
 
 
 def scaled_one_hot(labels: Tensor, class_count: int, scale: float = 1.0) -> Tensor:
-    """Return ``[B, K]`` float32: ``scale`` at each label's class, 0 elsewhere (FedADG conditions on 0.6)."""
+    """Return ``[B, K]`` float32: ``scale`` at each label's class, 0 elsewhere."""
     return F.one_hot(labels, class_count).to(torch.float32) * scale

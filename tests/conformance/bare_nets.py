@@ -355,7 +355,8 @@ class FedAdgLoop(OwnPartLoop, DrawingLoop):
         smooth = self.method.smoothing
         likelihood = logits.log_softmax(1)
         own = likelihood.gather(1, labels[:, None])[:, 0]
-        return -((1 - smooth) * own + smooth * likelihood.mean(1)).mean()
+        others = likelihood.sum(1) - own
+        return -((1 - smooth) * own + smooth / (CLASSES - 1) * others).mean()
 
     def classes(self, labels: Tensor) -> Tensor:
         return 0.6 * F.one_hot(labels, CLASSES).to(self.dtype)

@@ -10,6 +10,7 @@ from support.exchanges import local_exchange
 from support.toy import toy_settings
 from torch.nn import functional as F
 
+from common.errors import ConfigError
 from common.models.specs import Small
 from strategies.fedadg import DISCRIMINATOR, GENERATOR, FedADG, TaskHead
 
@@ -49,7 +50,7 @@ def test_the_three_steps_of_a_batch_by_hand(fidelity, tmp_path):
     rate, decay = 0.7 * local.train.learning_rate, local.train.weight_decay
     noise = torch.rand(len(labels), generator.noise_size, generator=local.generator("generator noise"))
     classes = torch.zeros(len(labels), 4)
-    classes[torch.arange(len(labels)), labels] = 0.6
+    classes[torch.arange(len(labels)), labels] = 0.7 if fidelity == "released_pacs" else 0.6
     features, logits = model(images)
 
     real, drawn = discriminator(generator(noise, classes).detach(), classes), features.detach()
@@ -59,7 +60,7 @@ def test_the_three_steps_of_a_batch_by_hand(fidelity, tmp_path):
     else:
         separation = -(mean_square(real) + mean_square(1 - fake))
     descend(discriminator.parameters(), separation, rate, decay)
-    targets = 0.9 * F.one_hot(labels, 4) + 0.1 / 4
+    targets = torch.full((len(labels), 4), 0.1 / 3).scatter(1, labels[:, None], 0.9)
     smoothed = -(targets * logits.log_softmax(1)).sum(1).mean()
     alignment = mean_square(1 - discriminator(features, classes))
     descend(network(model), 0.7 * smoothed + 0.3 * alignment, local.train.learning_rate, decay)
@@ -86,7 +87,7 @@ def test_the_first_phase_is_cross_entropy_alone(tmp_path):
 
 
 def test_there_are_as_many_adversarial_epochs_as_released():
-    assert [phase.epochs for phase in FedADG().phases(5)] == [5, 7]
+    assert [phase.epochs for phase in FedADG().phases(3)] == [3, 7]  # on PACS
 
 
 def test_the_head_is_the_papers_or_the_models():
@@ -94,3 +95,28 @@ def test_the_head_is_the_papers_or_the_models():
     own = Small().build(4, 16, 0)
     kept = FedADG(head="model").extend(Small().build(4, 16, 0), 3, 0)
     assert torch.equal(kept.head.weight, own.head.weight)
+
+
+def test_the_code_for_pacs_has_nets_of_its_own():
+    pacs = FedADG(fidelity="released_pacs").extend(Small().build(4, 16, 0), 3, 0)
+    judge, size = part(pacs, DISCRIMINATOR), pacs.feature_size
+    assert judge.projection.weight.shape == (2 * size, size)
+    assert judge.fc1.weight.shape == (2 * size, 2 * size + 4)
+    features, classes = torch.rand(3, size), 0.7 * torch.eye(4)[:3]
+    behind = torch.cat([features @ judge.projection.weight.T, classes], 1)
+    hidden = F.leaky_relu(behind @ judge.fc1.weight.T + judge.fc1.bias)
+    wanted = (hidden @ judge.fc2.weight.T + judge.fc2.bias).sigmoid()[:, 0]
+    torch.testing.assert_close(judge(features, classes), wanted)
+    for layer in (judge.projection, judge.fc1, judge.fc2):
+        bound = (6 / layer.in_features) ** 0.5  # Kaiming's, uniform
+        assert 0.9 * bound < layer.weight.abs().max().item() <= bound
+    assert pacs.head.fc1.weight.std().item() == pytest.approx((2 / size) ** 0.5, rel=0.1)  # Kaiming's, normal
+    vlcs = FedADG(fidelity="released").extend(Small().build(4, 16, 0), 3, 0)
+    assert part(vlcs, DISCRIMINATOR).projection.weight.shape == (2 * size, size + 4)
+    assert vlcs.head.fc1.weight.abs().max().item() <= size**-0.5  # torch's own
+
+
+def test_another_class_has_no_larger_target_than_the_label_s():
+    FedADG(smoothing=0.75).extend(Small().build(4, 16, 0), 3, 0)
+    with pytest.raises(ConfigError, match="at most 1 - 1/4 with 4 classes"):
+        FedADG(smoothing=0.76).extend(Small().build(4, 16, 0), 3, 0)
