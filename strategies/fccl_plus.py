@@ -159,7 +159,9 @@ class FCCLPlus(Averaging):
             released="begins a round, with new means after each batch",
             ours="closes it, with means of one pass",  # which takes two exchanges a round
         ),
-        Point("public rate", released="falls to a tenth", ours="constant"),
+        Point("public and local rate", released="fall to a tenth", ours="constant; train's"),
+        Point("passes of a public step", released="two, which both move running statistics", ours="one"),
+        Point("scored model", released="each client's, before averaging, on all domains", ours="the average"),
         Point("teacher's batch norm", released="statistics of the batch", ours="running statistics"),
         Point("teacher of round 1", released="another random net", ours="none before the first training"),
     )

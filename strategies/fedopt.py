@@ -20,7 +20,10 @@ FIRST, SECOND = "first_moment/", "second_moment/"
 
 
 BETA_1 = 0.9
-"""Decay of the first moment of adam, yogi and adagrad, as in the paper."""
+"""Decay of the first moment: of adam and yogi as in the paper's experiments, of adagrad as Algorithm 2 allows.
+
+The experiments have no decayed moment with adagrad, which is a decay of 0 (appendix D).
+"""
 
 BETA_2 = 0.99
 """Decay of the second moment of adam and yogi, as in the paper."""
@@ -53,6 +56,7 @@ class FedOpt(Averaging):
         Point("average of models", "uniform", setting="weighting"),
         Point("where the step begins", "received", setting="start", tables={"fpl": "mean"}),
         Point("degree of adaptivity", 1e-3, setting="epsilon"),
+        Point("decay of adagrad's first moment", "0, in the experiments", ours=str(BETA_1)),
         Point("buffers", ours="the plain mean"),
     )
 

@@ -43,7 +43,7 @@ class FedPLCC(SentClusters):
         Point("prototypes of the server's clusters", ours="the plain mean of the members; weights add up"),
         Point(
             "E = 10",
-            "ten local epochs (Table I; in the text, ten iterations of each)",
+            "ten local epochs (Table I) or iterations (text)",
             ours="train.epochs=1; 10 in the experiments",
         ),
         Point(

@@ -28,9 +28,9 @@ from strategies.parts.sent_prototypes import carry_over, class_means_of
 class FedProc(Averaging):
     """``a_t CE + (1 - a_t) PCL`` with the global class means; the weight moves from contrast to cross-entropy.
 
-    PCL contrasts a feature with its class's mean against all classes' (cosine; the released code uses the dot product
-    of features that one of its nets normalises). In round 0, before there are means, the loss is cross-entropy.
-    There is no setting at which this is FedAvg, since ``a_t`` also scales the cross-entropy.
+    PCL contrasts a feature with its class's mean against all classes' (cosine). In round 0, before there are
+    means, the loss is cross-entropy. There is no setting at which this is FedAvg, since ``a_t`` also scales the
+    cross-entropy.
 
     Payload: the model's state, and one vector and count per class, both ways (mean and count carry the paper's sum and
     count). Client state: none.
@@ -39,7 +39,8 @@ class FedProc(Averaging):
         temperature: tau of the contrast, > 0 (the authors: 1).
         schedule: ``official``: ``a_t = t / T`` with t from 0; ``rethinkfl``, FPL's code behind its table: ``t / (T -
             1)``, and cross-entropy has weight 0 in round 0 too, in which only weight decay then changes the model.
-        prototype_mode: a pass after training (the authors), or running means over the last epoch (FPL's code).
+        prototype_mode: a pass after training (the authors', in training mode; here in evaluation mode), or running
+            means over the last epoch (FPL's code).
         prototype_weighting: global mean over all ``samples`` of a class (the authors), or ``uniform`` over the clients'
             means (FPL's code).
         keep_missing: keep the last mean of a class that no client sent (the authors; FPL's code drops it).
@@ -47,15 +48,17 @@ class FedProc(Averaging):
 
     readings: ClassVar[tuple[Point, ...]] = (
         Point("weight of cross-entropy", "official", "official", setting="schedule", tables={"fpl": "rethinkfl"}),
+        Point("T of the weight", "the run's rounds", "100", "paper"),
+        Point("local prototypes", setting="prototype_mode", tables={"fpl": "last_epoch_running"}),
         Point(
-            "local prototypes",
-            released="post_eval",
-            setting="prototype_mode",
-            tables={"fpl": "last_epoch_running"},
+            "pass after training",
+            released="augmented, in training mode, without a short last batch",
+            ours="plain, in evaluation mode",
         ),
         Point("global prototypes", "samples", "samples", setting="prototype_weighting", tables={"fpl": "uniform"}),
         Point("class that no client sent", released=True, setting="keep_missing", tables={"fpl": False}),
-        Point("similarity", released="dot product of features that one net normalises", ours="cosine"),
+        Point("similarity", released="cosine", ours="released"),
+        Point("features", released="unit vectors behind a projection head of 256", ours="the network's own"),
     )
 
     capturable: ClassVar[bool] = True

@@ -61,6 +61,12 @@ class FedProto(Averaging):
         ),
         Point("global prototypes", "samples", "uniform", setting="prototype_weighting", tables={"fedpall": "samples"}),
         Point("prediction", "prototypes", "prototypes", setting="predict_with"),
+        Point("classes that prototypes predict", released="the client's", ours="all with a prototype"),
+        Point("short last batch", released="dropped", ours="kept; train.last_batch=drop"),
+        Point(
+            "images of the pass after training",
+            ours="as for tests; FedPall's code flips and rotates them on Office and PACS",
+        ),
     )
 
     capturable: ClassVar[bool] = True

@@ -29,6 +29,10 @@ class FedProx(Averaging):
 
     readings: ClassVar[tuple[Point, ...]] = (
         Point("a further factor on mu", 1.0, setting="scale", tables={"fpl": 0.01}),
+        Point(
+            "steps with the term",
+            ours="all; FedPall's code leaves it out in the first round, and on the first batch of an epoch",
+        ),
     )
 
     capturable: ClassVar[bool] = True

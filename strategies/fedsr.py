@@ -55,6 +55,7 @@ class FedSR(Averaging):
         ),
         Point("average of models", released="uniform", setting="weighting", tables={"fedgca": "samples"}),
         Point("steps of a round", released="five", ours="all batches of train.epochs; train.local_steps=5"),
+        Point("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
         Point("scale C", released="free, and its logarithm is lost below 0", ours="a softplus"),
     )
 

@@ -46,8 +46,9 @@ class RUCR(Method):
     Two exchanges a round. ``train``: cross-entropy + ``contrast * CE(cos(z, G) / temperature + log r_y on the true
     class)``, with r the classes' shares of all samples; the models are averaged. ``rebalance``: the averaged model is
     scored; each client retrains its classifier on synthetic features; the averaged classifier is the next round's. In
-    the same exchange it sends class means under the averaged model: they make the next G. The first round has no G and
-    is FedAvg's. ``contrast=rebalance_epochs=0`` is FedAvg. The official code's values: docs/methods.md.
+    the same exchange it sends class means under the averaged model: they make the next G. The first round has no G
+    and is FedAvg's; the released codes take the means under the initial model there. ``contrast=rebalance_epochs=0`` is
+    FedAvg. The official code's values: docs/methods.md.
 
     Payload: up, the model, then one vector and count per class and the classifier; down, the model, with G, then the
     averaged model. Client state: the synthetic features between the exchanges. **Privacy: class means of features and
@@ -64,13 +65,22 @@ class RUCR(Method):
         Point(
             "rounds with re-balancing",
             released="the last 20, only to score",
-            ours="all, fed back, as in FedPall's table",
+            ours="all but the first, fed back; FedPall's table: all",
         ),
-        Point("share of a mixture", released="in (0.35, 0.95)", ours="in (0.2, 0.8], as in FedPall's table"),
+        Point("G in round 1", released="that of the initial model", ours="none"),
+        Point(
+            "images of class means",
+            ours="as for tests; FedPall's code flips and rotates them on Office and PACS",
+        ),
+        Point(
+            "share of a mixture",
+            released="in (0.35, 0.95), two decimals",
+            ours="in (0.2, 0.8]; FedPall's table: two decimals",
+        ),
         Point(
             "synthetic features",
-            released="100 of a class, in batches of 256",
-            ours=f"{PER_CLASS} of a class, in train.batch_size",
+            released="100 of a class, without replacement, in batches of 256",
+            ours=f"{PER_CLASS} of a class, with replacement, in train.batch_size",
         ),
         Point("epochs of re-balancing", released=50, setting="rebalance_epochs"),
         Point("rate of re-balancing", released=0.01, setting="rebalance_rate"),

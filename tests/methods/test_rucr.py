@@ -44,8 +44,10 @@ def exchange(tmp_path, labels=(0, 2, 3), counts=(30.0, 10.0, 10.0), rounds=2, **
 
 def test_the_readings_have_what_the_official_command_sets():
     official = {
-        "share of a mixture": "in (0.35, 0.95)",
-        "synthetic features": "100 of a class, in batches of 256",
+        "rounds with re-balancing": "the last 20, only to score",
+        "G in round 1": "that of the initial model",
+        "share of a mixture": "in (0.35, 0.95), two decimals",
+        "synthetic features": "100 of a class, without replacement, in batches of 256",
         "epochs of re-balancing": 50,
         "rate of re-balancing": 0.01,
         "weight of the contrast": 0.15,
