@@ -24,7 +24,7 @@ from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
-from common.data.protocols import ClientSpec, content_hash, split_hash, test_subset
+from common.data.protocols import ClientSpec, content_hash, split_hash, test_hash, test_subset
 from common.errors import ConfigError, DataError, PayloadError, some_of
 from common.metrics import peak_bytes
 from common.models.mixed import Mixed
@@ -103,8 +103,10 @@ class Device:
             self.privacy.check_request(self._new_model(), len(self.settings.clients))
         split, validation = self._own_data()
         counts = list(self._class_counts)
+        validated = content_hash(validation, str(validation.labels.tolist()))
+        tested = [test_hash(self.settings.data.load(spec.domain, self.data_root)) for spec in self.spec.holds]
         known, content = self.privacy.registered_hashes(
-            self.spec, self._split_sha256, content_hash(split), counts, len(validation)
+            self.spec, self._split_sha256, content_hash(split, validated, *tested), counts, len(validation)
         )
         return Registration(
             client=self.spec.id,

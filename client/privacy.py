@@ -249,7 +249,7 @@ class DevicePrivacy:
         Args:
             spec: the client.
             split: SHA-256 of the split.
-            content: SHA-256 of its images.
+            content: SHA-256 of its images and of the test split.
             counts: training samples per class.
             validation: validation samples.
         """

@@ -544,9 +544,16 @@ def public_split_hash(data_name: str, client: ClientSpec, class_counts: Sequence
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def content_hash(split: Split) -> str:
-    """Return the SHA-256 (hex) of a split's pixels."""
-    return hashlib.sha256(split.images.cpu().contiguous().numpy().data).hexdigest()
+def content_hash(split: Split, *further: str) -> str:
+    """Return the SHA-256 (hex) of a split's pixels, followed by further texts."""
+    digest = hashlib.sha256(split.images.cpu().contiguous().numpy().data)
+    digest.update("\n".join(further).encode())
+    return digest.hexdigest()
+
+
+def test_hash(domain: Domain) -> str:
+    """Return the SHA-256 (hex) of the pixels and labels of a domain's test split."""
+    return _once(domain, "test_hash", lambda: content_hash(domain.test, str(domain.test.labels.tolist())))
 
 
 def test_subset(split: Split, samples: int | None, domain: str) -> Split:

@@ -213,7 +213,8 @@ class Registration:
         identity, code: as in :class:`Request`.
         device: name of the processor.
         versions: package versions.
-        content: SHA-256 of the split's pixels; with differential privacy keyed by a secret of the device, or empty.
+        content: SHA-256 of the pixels of its samples, and of its domain's test split; with differential privacy keyed
+            by a secret of the device, or empty.
         validation: samples that are used for validation and not for training.
         files: the hash of each of Goldfinch's files that compute (:func:`common.versions.code_files`), if the server
             asked for them by another ``code``; else empty.

@@ -15,7 +15,7 @@ from common.metrics import (
     counts_fit,
     states,
 )
-from common.scores import class_totals
+from common.scores import class_totals, lines_on
 from common.settings import RunSettings
 from common.wire.messages import SCALED, Request, completed_status, request_text
 from common.wire.payload import Payload, encoded_size
@@ -76,6 +76,9 @@ class Recorder:
         self._further = FurtherMeasures(settings, history.event)
         self._skipped = set(history.rounds("round skipped"))
         scores = history.scores()
+        if settings.resume != "anyway":
+            for line in lines_on("test", scores.lines):
+                federation.test_counts[line["client"], line["domain"]] = line["count"]
         self._tested = scores.series("test", "accuracy")
         self._validated = scores.series("validation", settings.rounds.metric)
         self._totals: dict[str, ClassTotals] = {}

@@ -131,6 +131,7 @@ class Federation:
         counted: by client id, the version of the client's own state whose update the server counted last. These
             versions belong to the global state: a return to an earlier state sets them back, too. Requests contain the
             version, so that no client goes on from a reply that was lost, late, refused or left out.
+        test_counts: test images by client and domain, as each client first reported them.
 
     Raises:
         ConfigError: the method cannot be combined with the aggregation rule, a filter or the privacy settings.
@@ -152,8 +153,7 @@ class Federation:
         """The checks of the current exchange's replies, made when the first reply arrives."""
         self._clients: dict[str, Client] = {}
         self._sum_ranges = settings.own_metric.ranges()
-        self._test_counts: dict[tuple[str, str], int] = {}
-        """Test images by client and domain, as each client first reported them."""
+        self.test_counts: dict[tuple[str, str], int] = {}
         model = self.new_model()
         self.server = server_context(settings, model, len(self.registry.expected))
         seen: dict[int, str] = {}
@@ -410,13 +410,16 @@ class Federation:
         counts: dict[tuple[str, str], int] = {}
         for entry in answer.scores:
             domain, count = entry["domain"], entry["count"]
-            known = self._test_counts.get((answer.client, domain), count)
+            known = self.test_counts.get((answer.client, domain), count)
             if count != known:
-                raise PayloadError(f"the score on {domain} is over {count} test images; earlier ones were over {known}")
+                raise PayloadError(
+                    f"the score on {domain} is over {count} test images; earlier ones were over {known}: restore the "
+                    "images, or end the run and go on with resume=anyway"
+                )
             if count > limit:
                 raise PayloadError(f"the score on {domain} is over {count} test images; at most {limit} are accepted")
             counts[answer.client, domain] = count
-        self._test_counts |= counts
+        self.test_counts |= counts
         registered = self.registry.registrations[answer.client].validation
         if answer.validation is not None and answer.validation["count"] != registered:
             count = answer.validation["count"]

@@ -14,7 +14,7 @@ from common.versions import code_files, differing
 from common.wire.messages import Registration
 from strategies.core.method import Client
 
-DATA_FIELDS = ("samples", "class_counts", "split", "content")
+DATA_FIELDS = ("samples", "class_counts", "validation", "split", "content")
 """Fields of a registration that say which samples the client has; they stay equal over a run."""
 
 _MAX_NAMED = 5

@@ -31,6 +31,7 @@ from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
+from common.data.protocols import test_hash as hash_of_test
 from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
 from server.run.engine import Failure
@@ -294,7 +295,8 @@ def test_an_unknown_image_cannot_be_found_by_its_hash(settings_are: str, tmp_pat
     secret = guesses(train.images, 3, 256)[77]
     device._own = replace(train, images=secret), validation
     registered = device.register()
-    hashes = [content_hash(Split(images, train.labels)) for images in guesses(train.images, 3, 256)]
+    held_out = content_hash(validation, str(validation.labels.tolist())), hash_of_test(Toy().load("bright"))
+    hashes = [content_hash(Split(images, train.labels), *held_out) for images in guesses(train.images, 3, 256)]
     hits = [shade for shade, value in enumerate(hashes) if value == registered.content]
     assert hits == ([] if settings_are == "private" else [77])
     indices = torch.arange(len(train))

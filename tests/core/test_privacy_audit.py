@@ -35,6 +35,7 @@ from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, content_hash
+from common.data.protocols import test_hash as hash_of_test
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings
@@ -310,7 +311,8 @@ def test_a_registration_does_not_tell_neighbours_apart(unit: str, tmp_path: Path
     assert differ <= {name for name, kind in REGISTRATION.items() if kind == SECRET}
     again = device_of(settings, Toy(), tmp_path / "c").register()
     assert not ours.content or ours.content != again.content, "a hash that anyone with the same images can make"
-    assert ours.content != content_hash(Toy().load("bright").train)
+    bright, nothing = Toy().load("bright"), content_hash(Toy().load("bright").train.subset(torch.arange(0)), "[]")
+    assert ours.content != content_hash(bright.train, nothing, hash_of_test(bright))
 
 
 # ---- noise that cannot be predicted ----------------------------------------------------------------------------------

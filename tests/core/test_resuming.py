@@ -17,10 +17,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 from support.runs import TouchedEngine, run
-from support.toy import CLASSES, ChangedToy, toy_settings
+from support.toy import CLASSES, ChangedToy, Toy, toy_settings
 
-from common.data.domain import _load
-from common.errors import CheckpointError, ConfigError
+from common.config import checked
+from common.data.batches import Split
+from common.data.domain import Domain, _load
+from common.errors import CheckpointError, ConfigError, EngineError
 from common.prototypes import PrototypeSet
 from common.run_config import read_config
 from common.settings import RunSettings, load_settings
@@ -242,6 +244,44 @@ def test_changed_data_are_refused_and_nothing_is_lost(finished: Path) -> None:
     assert again.summary["rounds"] == 2
     assert "dark-0 (content)" in dict(again.events)["data changed"]["reason"]
     run(changed(finished, resume=True))  # they are its own now
+
+
+@checked
+class OtherTestImages(Toy):
+    """The toy data with other test images of one domain, as many as before."""
+
+    def _read(self, domain: str) -> Domain:
+        found = super()._read(domain)
+        if domain != "dark":
+            return found
+        return replace(found, test=Split(255 - found.test.images, found.test.labels))
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_changed_images_that_are_only_scored_are_refused(part: str, tmp_path: Path) -> None:
+    chosen = settings(tmp_path, overrides=("protocol.validation=0.2",))
+    run(chosen)
+    (dark,) = (spec for spec in chosen.clients if spec.domain == "dark")
+    _, validated = chosen.protocol.parts(Toy().load("dark"), dark, chosen.seed)
+    data: Toy = OtherTestImages()
+    if part == "validation":
+        data = ChangedToy(changed=tuple(validated.tolist()), changed_domain="dark")
+    again = settings(tmp_path, 2, overrides=("protocol.validation=0.2",), resume=True)
+    object.__setattr__(again, "data", data)
+    with pytest.raises(CheckpointError, match=r"other data of dark-0 \(content\)"):
+        run(again)
+
+
+def test_a_resumed_run_knows_how_many_test_images_a_domain_had(finished: Path) -> None:
+    def fewer(request: Request, payload: Payload) -> Payload:
+        scores = [{**score, "count": 4, "correct": 1, "confusion": []} for score in payload.header["scores"]]
+        return replace(payload, header={**payload.header, "scores": scores})
+
+    again = settings(finished, 2, resume=True)
+    with pytest.raises(EngineError, match="over 4 test images; earlier ones were over 16: restore .*resume=anyway"):
+        run(again, TouchedEngine(again, edit=fewer))
+    anyway = settings(finished, 3, resume="anyway")
+    assert run(anyway, TouchedEngine(anyway, edit=fewer)).summary["rounds"] == 3
 
 
 def test_a_relative_root_is_found_from_everywhere_and_changed_images_are_not_taken(

@@ -18,6 +18,7 @@ from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import Payload, cast_down, cast_up, decode, encode
+from server.engines.inline import InlineEngine
 from strategies.core.exchange import Client, UploadSpec
 from strategies.core.federation import Federation
 from strategies.core.gate import Gate
@@ -77,6 +78,14 @@ def test_a_client_does_not_come_again_with_other_pixels(registry: Registry, sett
     refused = str(registry.admit(registration(settings, "dark-0", content="b" * 64)))
     assert "with other data (content): restore them, or end the run and go on with resume=anyway" in refused
     assert registry.registrations["dark-0"].content == "a" * 64
+
+
+def test_a_client_does_not_come_again_with_other_validation_samples(settings: RunSettings, tmp_path: Path) -> None:
+    chosen = toy_settings("fedavg", tmp_path, overrides=("protocol.validation=0.2",))
+    first = InlineEngine(chosen).devices["dark-0"].register()
+    registry = Registry(chosen)
+    assert registry.admit(first) is None
+    assert "with other data (validation)" in str(registry.admit(replace(first, validation=first.validation - 1)))
 
 
 def test_clients_come_by_id_with_lasting_positions(settings: RunSettings) -> None:
