@@ -166,12 +166,19 @@ class PrototypeRoll(Attack):
     strength: Positive = USUAL
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:  # noqa: ARG002
-        """Send each prototype under the next class's label, scaled by ``strength``."""
+        """Send each class's prototypes under the next class's label, scaled by ``strength``.
+
+        Labels and weights stay: of a class with fewer prototypes than the next, some are sent again.
+        """
         if payload.prototypes is None or not len(payload.prototypes):
             return payload
         rows = payload.prototypes
-        rolled = PrototypeSet(rows.vectors.roll(1, 0), rows.labels, rows.weights)
-        return replace(payload, prototypes=_scaled(rolled, self.strength))
+        vectors = rows.vectors.clone()
+        for place, label in enumerate(rows.classes):
+            others = rows.of_class(rows.classes[place - 1])
+            own = rows.labels == label
+            vectors[own] = others[torch.arange(int(own.sum())) % len(others)]
+        return replace(payload, prototypes=_scaled(replace(rows, vectors=vectors), self.strength))
 
 
 @checked
@@ -259,8 +266,10 @@ def steps_of(payload: Payload, message: Payload) -> dict[str, Tensor]:
 
 
 def stepped(payload: Payload, message: Payload, steps: Mapping[str, Tensor]) -> Payload:
-    """Return the payload with other steps; running statistics stay honest."""
-    moved = {name: message.weights[name] + step for name, step in steps.items()}
+    """Return the payload with other steps, in the dtypes of the message; running statistics stay honest."""
+    moved: dict[str, Tensor] = {}
+    for name, step in steps.items():
+        moved[name] = (message.weights[name] + step).to(message.weights[name].dtype)
     return replace(payload, weights={**payload.weights, **moved})
 
 

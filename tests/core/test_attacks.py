@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,21 @@ def test_prototypes_are_turned_or_dealt_to_other_classes() -> None:
     assert flipped.vectors.tolist() == [[-1.0, 0.0], [0.0, -4.0]]
     assert rolled.vectors.tolist() == [[0.0, 6.0], [1.5, 0.0]]
     assert rolled.labels.tolist() == [0, 1]
+
+
+def test_of_several_prototypes_of_a_class_each_is_another_class_s() -> None:
+    rows = PrototypeSet(torch.arange(6.0)[:, None], torch.tensor([0, 0, 0, 2, 3, 3]), torch.ones(6))
+    found = attacks.PrototypeRoll(("c-0",)).sent(replace(payload(0.5), prototypes=rows), seen())
+    assert found is not None
+    assert found.prototypes is not None
+    assert found.prototypes.vectors[:, 0].tolist() == [4.0, 5.0, 4.0, 0.0, 3.0, 3.0]
+    assert found.prototypes.labels.tolist() == rows.labels.tolist()
+
+
+@pytest.mark.parametrize("transport", ["bfloat16", "float16"])
+def test_an_attack_is_sent_as_the_transport_sends(transport: str, tmp_path: Path) -> None:
+    done = attacked("noise", tmp_path, method="fpl", train={"rounds": 1}, rounds={"transport": transport})
+    assert {row["status"] for row in done.replies() if row["client"] == "dark-0"} == {"scored", "trained"}
 
 
 def test_variances_are_multiplied() -> None:
