@@ -35,7 +35,7 @@ from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
 from common.data.protocols import ClientSpec, public_split_hash
-from common.errors import ConfigError
+from common.errors import DIVERGED, ConfigError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian, group_factor
 from common.prototypes import PrototypeSet, class_means
 from common.settings import RunSettings
@@ -392,8 +392,7 @@ class Unprotected:
         """
         for name, loss in losses.items():
             if not math.isfinite(loss):
-                remedy = "try a smaller train.learning_rate, or train.clip_norm=1"
-                raise ConfigError(f"the loss {name} is {loss}, from which training cannot recover: {remedy}")
+                raise ConfigError(f"the loss {name} is {loss}: {DIVERGED}")
         return dict(losses)
 
 

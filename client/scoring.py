@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common.confidence import ConfidenceCounts, count_confidence
-from common.errors import PayloadError
+from common.errors import DIVERGED, PayloadError
 from common.own_metric import count_sums
 from common.settings import RunSettings
 
@@ -58,12 +59,19 @@ class ScoreCounter:
                 self.sums[name] += value
 
     def result(self, count: int) -> dict[str, Any]:
-        """Return the score of ``count`` images as :class:`common.wire.messages.Score` has it, without the domain."""
+        """Return the score of ``count`` images as :class:`common.wire.messages.Score` has it, without the domain.
+
+        Raises:
+            PayloadError: the mean loss is not finite.
+        """
+        loss = float(self._loss) / max(count, 1)
+        if not math.isfinite(loss):
+            raise PayloadError(f"the model that is scored gives a loss that is not finite: {DIVERGED}")
         confusion = self._cells.view(self.class_count, self.class_count).cpu()
         score: dict[str, Any] = {
             "count": count,
             "correct": int(confusion.diagonal().sum()),
-            "loss": float(self._loss) / max(count, 1),
+            "loss": loss,
             "confusion": confusion.tolist(),
         }
         if self.sums:

@@ -42,6 +42,12 @@ class PrivacyError(GoldfinchError):
     """An update that a device does not send, because its privacy budget or its own configuration forbids it."""
 
 
+IN_A_NEW_RUN = "in a new run"
+"""What the text of an error says that would come again if the run were resumed."""
+
+DIVERGED = f"training diverged; lower train.learning_rate or set train.clip_norm, {IN_A_NEW_RUN}"
+"""Why a number of a model is not finite or much too large, and what to do."""
+
 BUDGET_SPENT = "the privacy budget is spent"
 """How the text of a :class:`BudgetSpentError` begins, and the reason that a private device sends in its place."""
 

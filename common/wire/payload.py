@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
-from common.errors import PayloadError
+from common.errors import DIVERGED, IN_A_NEW_RUN, PayloadError
 from common.storage import DTYPES, Bundle, finite, safetensors_pieces, safetensors_table, split_tensors
 
 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # decode only reads it
@@ -68,29 +68,30 @@ def encode(payload: Payload) -> bytes:
     Raises:
         PayloadError: a tensor has a dtype that messages cannot contain.
     """
+    return b"".join(safetensors_pieces(*_contents(payload)))
+
+
+def encoded_size(payload: Payload) -> int:
+    """Return ``len(encode(payload))`` without copying a tensor, with the same error."""
+    table, size = safetensors_table(*_contents(payload))
+    return len(table) + size
+
+
+def _contents(payload: Payload) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a message."""
     tensors = payload.tensors()
     for name, tensor in tensors.items():
         if tensor.dtype not in CARRIED.values():
             raise PayloadError(f"tensor {name} has dtype {tensor.dtype}, which messages cannot contain")
-    return b"".join(safetensors_pieces(tensors, {"goldfinch": _header_text(payload)}))
-
-
-def encoded_size(payload: Payload) -> int:
-    """Return ``len(encode(payload))`` without copying a tensor."""
-    table, size = safetensors_table(payload.tensors(), {"goldfinch": _header_text(payload)})
-    return len(table) + size
-
-
-def _header_text(payload: Payload) -> str:
     header = {"schema": SCHEMA, **payload.header}
     try:
-        return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+        text = json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
     except ValueError as error:
         wrong = sorted(key for key, value in header.items() if not _writable(value))
         raise PayloadError(
-            f"the header's {', '.join(wrong)} cannot be written: a number is not finite. If it is a loss, training "
-            "diverged: lower train.learning_rate, or set train.clip_norm"
+            f"the header's {', '.join(wrong)} cannot be written: a number is not finite. If it is a loss, {DIVERGED}"
         ) from error
+    return tensors, {"goldfinch": text}
 
 
 def _writable(value: object) -> bool:
@@ -144,7 +145,8 @@ def decode(blob: Buffer, *, max_bytes: int = MAX_BYTES) -> Payload:
         tensor = _tensor(whole, begin, table[name])
         if not finite(tensor):
             bad = int((~torch.isfinite(tensor)).sum())
-            raise PayloadError(f"tensor {name:.99} has {bad} of {tensor.numel()} values that are not finite")
+            fact = f"{bad} of {tensor.numel()} values that are not finite"
+            raise PayloadError(f"tensor {name:.99} has {fact}: {DIVERGED}")
         tensors[name] = tensor
     try:
         bundle = split_tensors(tensors)
@@ -280,7 +282,7 @@ def _not_carried(name: str, tensor: Tensor, transport: str) -> str:
     return (
         f"rounds.transport={transport} cannot carry {name:.99}: {fact}, the largest number is "
         f"{torch.finfo(TRANSPORTS[transport]).max:.3g}. If training diverged, lower train.learning_rate; otherwise set "
-        f"rounds.transport={wider}"
+        f"rounds.transport={wider}; both {IN_A_NEW_RUN}"
     )
 
 

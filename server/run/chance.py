@@ -53,7 +53,7 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
 
     Args:
         settings: the run's settings.
-        steps: a client's steps in a round.
+        steps: a client's steps in a round; 0 if they are not known.
     """
     settings_to_try: list[str] = []
     train = settings.train
@@ -64,7 +64,7 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
         longer.append("train.batch_size=8")
     if train.epochs < 5:
         longer.append("train.epochs=5")
-    if steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
+    if 0 < steps * train.rounds < FEW_STEPS and settings.method.trains and longer:
         settings_to_try.append(f"{' '.join(longer)} (a client takes {quantity(steps, 'step')} in a round)")
     if train.optimizer == "sgd" and _is_accepted(settings, train=replace(train, optimizer="adam")):
         settings_to_try.append("train.optimizer=adam train.learning_rate=0.001")

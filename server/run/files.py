@@ -7,19 +7,21 @@ part of the run began with (``start``, ``resume``), and what it ended with (``fi
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.errors import CheckpointError, ConfigError
+from common.errors import IN_A_NEW_RUN, CheckpointError, ConfigError
 from common.metrics import MEASURES, Measure
 from common.run_config import configuration_of, identity_of, read_class_names, read_config, scoring_of
 from common.scores import RunScores, Scorers
 from common.text import listing
 from common.versions import hash_of_files, recorded_files, recorded_versions
-from common.wire.messages import COUNTED_STATUSES, trained_count
+from common.wire.messages import COUNTED_STATUSES, UNUSED_STATUSES, trained_count
 from server.run.events import COUNTS_LESS_EVENT
 from server.run.measures import measures_in
 from server.run.schema import EVENTS, REPLIES, SCORES, check_events, read_lines, stream_checked
@@ -422,6 +424,60 @@ class ReplyTotals:
         for status in COUNTED_STATUSES:
             answers[status] = statuses.get(status, 0)
         return cls(answers, sums)
+
+
+def commonest_trouble(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Return the most frequent reason why a reply did not count, as text.
+
+    Reasons that differ only in numbers or in the client's name are counted together.
+    """
+    kinds: Counter[tuple[str, str]] = Counter()
+    shown: dict[tuple[str, str], str] = {}
+    count = 0
+    for row in lines:
+        if row["status"] in UNUSED_STATUSES:
+            reason = row.get("reason", "")
+            kind = row["status"], re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason.replace(row["client"], "#"))
+            kinds[kind] += 1
+            shown.setdefault(kind, f"{row['client']} in round {row['round']}: {reason}")
+            count += 1
+    if not count:
+        return "no client was asked, because none was available"
+    (kind, times), *_ = kinds.most_common(1)
+    return f"{times} of the {count} replies that did not count were {kind[0]}, such as {shown[kind]}"
+
+
+def goes_on(lines: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a resumed run may do better: some reply of the last round failed for another reason than settings.
+
+    Args:
+        lines: lines of ``replies.jsonl``.
+    """
+    last, reasons = 0, set[str]()
+    for line in lines:
+        if line["round"] > last:
+            last, reasons = line["round"], set()
+        if line["status"] in UNUSED_STATUSES:
+            reasons.add(line.get("reason", ""))
+    return not reasons or any(IN_A_NEW_RUN not in reason for reason in reasons)
+
+
+def last_replies(lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, int], set[str]]:
+    """Return the steps of each client's last training, and the clients that did not reply when they were asked last.
+
+    Args:
+        lines: lines of ``replies.jsonl``.
+    """
+    steps: dict[str, int] = {}
+    silent: set[str] = set()
+    for line in lines:
+        if line.get("steps"):
+            steps[line["client"]] = line["steps"]
+        if line["status"] == "lost":
+            silent.add(line["client"])
+        elif line["status"] not in ("failed", "late"):
+            silent.discard(line["client"])
+    return steps, silent
 
 
 def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

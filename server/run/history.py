@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import reason_of
 from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
-from common.wire.messages import UNUSED_STATUSES
 from server.run.events import WAITING_EVENT, Listener
 from server.run.files import ReplyTotals, counts_less
-from server.run.schema import EVENTS, REPLIES, SCORES, read_lines, stream_lines
+from server.run.schema import EVENTS, REPLIES, SCORES, append_lines, cut_back, read_lines, stream_lines
 
 BYTE_COLUMNS = (
     "bytes_down",
@@ -57,39 +55,12 @@ CSV_COPIES = ("history.csv", "replies.csv")
 """Copies of scores and replies for a spreadsheet, which ``goldfinch report --csv`` writes."""
 
 
-def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Append entries to one of a run's three files, one JSON object per line."""
-    with path.open("a") as stream:
-        stream.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
-
-
 def record_waiting(folder: Path, clients: Sequence[str], seconds: float, number: int | None) -> None:
     """Append the event of an engine that has waited for ``clients`` for ``seconds``, in round ``number`` or before."""
     entry: dict[str, Any] = {"event": WAITING_EVENT, "time": round(time.time(), 3)}
     if number is not None:
         entry["round"] = number
     append_lines(folder / EVENTS, [{**entry, "clients": list(clients), "seconds": round(seconds, 1)}])
-
-
-def cut_back(path: Path, last: int, last_scored: int) -> None:
-    """Drop from one of a run's three files what a resumed run writes again; the file is made if there is none.
-
-    Args:
-        path: the file.
-        last: the last round of which replies and events are kept; ``-1`` keeps nothing.
-        last_scored: the last round of which scores, and the events that follow from them, are kept.
-    """
-    from common.storage import write_text
-
-    kept: list[str] = []
-    if last >= 0 and path.exists():
-        for entry in read_lines(path):
-            until = last
-            if "scored_on" in entry or entry.get("event") in ("score", "validation", "finish"):
-                until = last_scored
-            if entry.get("round", 0) <= until:
-                kept.append(f"{json.dumps(entry)}\n")
-    write_text(path, "".join(kept))
 
 
 class History:
@@ -226,26 +197,6 @@ class History:
     def counts_less(self) -> dict[str, dict[str, int]]:
         """Return the clients that count for fewer samples than they registered."""
         return counts_less(read_lines(self.folder / EVENTS))
-
-    def commonest_trouble(self) -> str:
-        """Return the most frequent reason why a reply did not count, as text.
-
-        Reasons that differ only in numbers or in the client's name are counted together.
-        """
-        kinds: Counter[tuple[str, str]] = Counter()
-        shown: dict[tuple[str, str], str] = {}
-        count = 0
-        for row in stream_lines(self.folder / REPLIES):  # a long run's rows would fill the memory
-            if row["status"] in UNUSED_STATUSES:
-                reason = row.get("reason", "")
-                kind = row["status"], re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason.replace(row["client"], "#"))
-                kinds[kind] += 1
-                shown.setdefault(kind, f"{row['client']} in round {row['round']}: {reason}")
-                count += 1
-        if not count:
-            return "no client was asked, because none was available"
-        (kind, times), *_ = kinds.most_common(1)
-        return f"{times} of the {count} replies that did not count were {kind[0]}, such as {shown[kind]}"
 
 
 def reply_row(line: Mapping[str, Any]) -> dict[str, Any]:

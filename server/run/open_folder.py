@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import EngineError, places_of
+from common.errors import EngineError, PayloadError, places_of
 from common.metrics import RoundScore, best_of, peak_bytes
 from common.run_config import attack_text
 from common.settings import RunSettings
@@ -202,7 +202,7 @@ class OpenFolder:
         """
         if self._start is None:
             return
-        if isinstance(error, EngineError):
+        if isinstance(error, EngineError | PayloadError):  # a message that cannot be made stays so
             reason = str(error).partition("\n")[0]
             self.history.event("failed", round=self.federation.server.round, reason=reason, recorded=raised(error))
             return

@@ -23,8 +23,10 @@ from server.run.accounting import PrivacyAccount
 from server.run.chance import chance, one_class, remedies
 from server.run.engine import Failure
 from server.run.events import COUNTS_LESS_EVENT, COUNTS_LESS_SETTINGS, SCALED_EVENT
+from server.run.files import last_replies
 from server.run.history import History
 from server.run.measures import FurtherMeasures
+from server.run.schema import REPLIES, stream_lines
 from strategies.core.federation import Federation, Outcome, Reply
 from strategies.core.method import ServerContext
 
@@ -69,13 +71,13 @@ class Recorder:
         """Domains that no client was asked to score in the last exchange."""
         self._training_loss: dict[str, float] = {}
         """The last mean cross-entropy in training of a client of each domain."""
-        self._collapsed: set[str] = set()
-        """Domains in which the model predicts one class, each reported once."""
-        self._steps: dict[str, int] = {}
-        """Steps that each client took in its last training."""
         self._further = FurtherMeasures(settings, history.event)
+        self._steps, self.registry.silent = last_replies(stream_lines(history.folder / REPLIES))
+        """Steps that each client took in its last training; clients that did not reply when they were asked last."""
         self._skipped = set(history.rounds("round skipped"))
         scores = history.scores()
+        self._collapsed = {entry["domain"] for entry in scores.events if entry["event"] == "collapsed"}
+        """Domains in which the model predicts one class, each reported once."""
         if settings.resume != "anyway":
             for line in lines_on("test", scores.lines):
                 federation.test_counts[line["client"], line["domain"]] = line["count"]
@@ -168,7 +170,7 @@ class Recorder:
         scaled = {failure.client: failure for failure in failures if failure.status == SCALED}
         for reply in admitted:
             line = self._reply_line(reply)
-            if reply.answer.trained:
+            if reply.answer.steps:  # of several exchanges, one trains
                 self._steps[reply.client] = reply.answer.steps
             if reply.client in scaled:
                 line |= {"status": SCALED, "reason": scaled[reply.client].reason}

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from common.errors import EngineError
+from common.errors import EngineError, PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
+from common.wire.payload import Payload, cast_down
 from server.run.attacked import AttackedEngine
 from server.run.deployment import DEADLINE_SECONDS, ExchangePatience
 from server.run.engine import Engine, Failure
@@ -155,6 +156,10 @@ class RoundLoop:
             del outcome  # the next exchange has replies of its own to hold
         if names := state.not_finite():
             raise not_finite(names, number)
+        try:
+            cast_down(Payload(state.weights), self.settings.rounds.transport)
+        except PayloadError as error:
+            raise EngineError(f"the state after round {number}: {error}; the round before is kept") from error
         self.state = replace(state, round=number)
         self.history.prototype_log.add(number, self.state.prototypes, uploads)
         seconds = round(time.perf_counter() - started, 3)

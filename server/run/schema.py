@@ -1,8 +1,9 @@
-"""The lines of a run's files, read and checked: a folder may come from elsewhere, and somebody may have edited it."""
+"""The lines of a run's files, written, read and checked: a folder may come from elsewhere, or have been edited."""
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import SEEK_END
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -167,6 +168,12 @@ class Event(TypedDict):
 MAX_RECORD = 4 * 2**30
 """Largest file of a run's record that is read, bytes."""
 
+FOLLOW_SCORES = ("score", "validation", "score missing", "metric failed", "collapsed", "finish")
+"""Events that follow from the scores of their round."""
+
+FOLLOW_LAST_SCORE = ("at chance", "privacy spent")
+"""Events of a run's end, which a resumed run has again."""
+
 SHAPES: dict[str, TypeAdapter[Any]] = {
     SCORES: TypeAdapter(list[ScoreLine]),
     REPLIES: TypeAdapter(list[ReplyLine]),
@@ -325,3 +332,40 @@ def _entry(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return entry if isinstance(entry, dict) else {}
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Append entries to one of a run's three files, one JSON object per line, after any line that a crash cut short."""
+    text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+    with path.open("ab+") as stream:
+        if stream.seek(0, SEEK_END):
+            stream.seek(-1, SEEK_END)
+            if stream.read(1) != b"\n":
+                text = f"\n{text}"
+        stream.write(text.encode())
+
+
+def cut_back(path: Path, last: int, last_scored: int) -> None:
+    """Drop from one of a run's three files what a resumed run writes again; the file is made if there is none.
+
+    Args:
+        path: the file.
+        last: the last round of which replies and events are kept; ``-1`` keeps nothing.
+        last_scored: the last round of which scores, and the events that follow from them, are kept.
+    """
+    from common.storage import write_text
+
+    kept: list[str] = []
+    if last >= 0 and path.exists():
+        for entry in read_lines(path):
+            until = last
+            if "scored_on" in entry or entry.get("event") in FOLLOW_SCORES:
+                until = last_scored
+            elif entry.get("event") in FOLLOW_LAST_SCORE:
+                until = -1
+            if entry.get("round", 0) <= until:
+                kept.append(f"{json.dumps(entry)}\n")
+    write_text(path, "".join(kept))

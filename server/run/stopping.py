@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import BUDGET_SPENT, EngineError
+from common.errors import BUDGET_SPENT, DIVERGED, IN_A_NEW_RUN, EngineError
 from common.settings import RunSettings
 from server.run.engine import Failure
+from server.run.files import commonest_trouble, goes_on
 from server.run.history import History
 from server.run.records import Recorder
-from server.run.schema import REPLIES
+from server.run.schema import REPLIES, stream_lines
 
 MAX_LINES = 40
 """Lines of a traceback that end a run's error message."""
@@ -42,8 +43,8 @@ def not_finite(names: str, number: int) -> EngineError:
         number: the round.
     """
     return EngineError(
-        f"the state after round {number} has values in {names} that are not finite, and training cannot recover "
-        "from that: try a smaller train.learning_rate or train.clip_norm=1; the round before is kept"
+        f"the state after round {number} has values in {names} that are not finite: {DIVERGED}; the round before is "
+        "kept"
     )
 
 
@@ -71,7 +72,9 @@ def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunS
         return
     reason = reasons.pop()
     lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
-    advice = "Every further round would fail the same way, so the run stops. Fix the cause; resume=true continues."
+    advice = "Every further round would fail the same way, so the run stops."
+    if IN_A_NEW_RUN not in reason:
+        advice += " Fix the cause; resume=true continues."
     if reason.startswith(BUDGET_SPENT):
         if len(failures) < clients:
             return
@@ -90,7 +93,10 @@ def trouble(history: History, number: int, *, trained: bool) -> str:
         number: rounds that are done.
         trained: whether any round was held.
     """
+    replies = history.folder / REPLIES
     kept = "fix it, then run again"
     if trained:
         kept = f"the state of round {number} is kept: resume=true goes on"
-    return f"{history.commonest_trouble()}; all reasons are in {history.folder / REPLIES}; {kept}"
+        if not goes_on(stream_lines(replies)):
+            kept = f"the state of round {number} is kept, but resume=true would end the same way"
+    return f"{commonest_trouble(stream_lines(replies))}; all reasons are in {replies}; {kept}"

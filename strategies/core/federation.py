@@ -21,7 +21,7 @@ from common.numerics import seeded_globals
 from common.settings import RunSettings
 from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
-from common.wire.payload import Payload, cast_down, cast_up
+from common.wire.payload import CARRIED, Payload, cast_down, cast_up
 from strategies.core.aggregation import limit_samples
 from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, Filter, filters_of
@@ -218,6 +218,9 @@ class Federation:
             round_number: the round, >= 1.
             exchange: the exchange's name.
             score: whether clients score the model in it.
+
+        Raises:
+            ConfigError: the method expects tensors that messages cannot contain.
         """
         clients = self.registry.clients()
         self._clients = {client.id: client for client in clients}
@@ -226,6 +229,10 @@ class Federation:
             median_samples = statistics.median([client.samples for client in clients])
             limited = limit_samples(clients, self.settings.rounds.largest_client * median_samples)
         self.server = replace(self.server, clients=limited, round=round_number, exchange=exchange, scoring=score)
+        for name, (dtype, _) in self.method.expects(self.server).extra.items():
+            if dtype not in CARRIED.values():
+                known = some_of([str(carried) for carried in CARRIED.values()])
+                raise ConfigError(f"{self.method.name}.expects: {name} is {dtype}, not one of {known}")
         self._requests, self._asked_to_train, self._answered, self._gate = {}, 0, set(), None
         self.answer_store.clear()
 

@@ -30,7 +30,7 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from common.errors import ConfigError, PayloadError
+from common.errors import DIVERGED, ConfigError, PayloadError
 from common.metrics import domain_accuracy
 from common.settings import RunSettings, load_settings, with_method
 from common.text import printable
@@ -244,8 +244,7 @@ class FlowerStrategy(Strategy):
             if server.exchange == self.settings.method.exchanges[-1]:
                 if names := closed.state.not_finite():
                     raise ConfigError(
-                        f"the state after round {server.round} has values in {names} that are not finite: try a "
-                        "smaller train.learning_rate or train.clip_norm=1"
+                        f"the state after round {server.round} has values in {names} that are not finite: {DIVERGED}"
                     )
                 self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.confidence import read_confidence
-from common.errors import PayloadError, some_of
+from common.errors import DIVERGED, PayloadError, some_of
 from common.own_metric import SumRange
 from common.prototypes import PrototypeSet
 from common.wire.messages import Answer, Request, Score
@@ -139,7 +139,8 @@ class Gate:
             if not 0 <= correct <= count or count < 1:
                 raise PayloadError(f"the score of {entry['domain']} claims {correct} correct of {count}")
             if not 0 <= loss <= MAX_LOSS:
-                raise PayloadError(f"the score of {entry['domain']} has loss {loss}")
+                advice = f": {DIVERGED}" if loss > MAX_LOSS else ""
+                raise PayloadError(f"the score of {entry['domain']} has loss {loss}, not 0 to {MAX_LOSS:g}{advice}")
             self._check_counts(entry)
 
     def _check_counts(self, entry: Score) -> None:
@@ -237,12 +238,9 @@ class Gate:
         for name, tensor in floats.items():
             norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
             if not math.isfinite(norm):  # a single value that is not finite makes the norm so
-                raise PayloadError(f"{name} has values that are not finite")
+                raise PayloadError(f"{name} has values that are not finite: {DIVERGED}")
             if norm > self.max_norm:
-                raise PayloadError(
-                    f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}. If training diverges, use a smaller "
-                    "train.learning_rate or train.clip_norm"
-                )
+                raise PayloadError(f"{name} has norm {norm:.3g}; the bound is {self.max_norm:g}: {DIVERGED}")
 
 
 def check_tensors(

@@ -33,7 +33,7 @@ class Registry:
         expected: ids of the protocol's clients, ascending.
         test_domains: the domains that are scored.
         key: what participants are drawn from (``rounds.key``); the seed unless it is replaced.
-        silent: ids of clients that did not reply when they were asked last. A resumed run begins without any.
+        silent: ids of clients that did not reply when they were asked last.
     """
 
     settings: RunSettings

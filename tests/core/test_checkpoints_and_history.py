@@ -18,9 +18,9 @@ from common.storage import GlobalState, read_tensors, write_tensors
 from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.files import ReplyTotals
+from server.run.files import ReplyTotals, last_replies
 from server.run.history import REPLY_COLUMNS, History, mean_losses, reply_row
-from server.run.schema import read_lines
+from server.run.schema import append_lines, read_lines
 from tests.support.runs import run
 from tests.support.toy import toy_settings
 
@@ -173,6 +173,43 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path: Path) -> None:
     assert ReplyTotals.of(read_lines(tmp_path / "replies.jsonl")).bytes == {"up": 20, "down": 6}
     again.add_scores([score(2, correct=7)])
     assert [found.accuracy["signs"] for found in again.round_scores()] == [50, 50, 70]
+
+
+def test_a_resumed_run_says_again_what_followed_from_the_scores_that_it_drops(tmp_path: Path) -> None:
+    history = filled(tmp_path)
+    for number in (2, 3):  # the run's last round is scored after it
+        for name in ("score missing", "metric failed", "collapsed"):
+            history.event(name, round=number, domain="signs", label="a", share=1.0, loss=0.1, status="lost", reason="")
+    history.event("privacy spent", round=3, reason="")
+    history.event("at chance", round=3, average=1.0, chance=2.0, images=3, steps=4, remedies=[])
+    History(tmp_path, 3, 2)
+    kept = [entry for entry in events(tmp_path) if entry[0] not in ("start", "score", "round done")]
+    assert kept == [("score missing", 2), ("metric failed", 2), ("collapsed", 2)]
+    history.event("at chance", round=3, average=1.0, chance=2.0, images=3, steps=4, remedies=[])
+    History(tmp_path, 4, 4)  # of a method whose rounds are scored in themselves
+    assert "at chance" not in [name for name, _ in events(tmp_path)]
+
+
+def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    append_lines(path, [reply(1)])
+    with path.open("a") as stream:
+        stream.write('{"round": 2, "excha')
+    append_lines(path, [reply(3)])
+    append_lines(path, [reply(4)])
+    assert [line["round"] for line in read_lines(path)] == [1, 3, 4]
+
+
+def test_who_did_not_reply_last_and_the_steps_of_the_last_training_are_in_the_replies() -> None:
+    lines = [
+        reply(1, steps=7),
+        reply(1, exchange="second", steps=0),
+        reply(1, client="sketch-0", status="lost"),
+        reply(1, client="clay-0", status="lost"),
+        reply(2, client="sketch-0", status="failed"),
+        reply(2, client="clay-0", status="scored", steps=0),
+    ]
+    assert last_replies(lines) == ({"signs-0": 7}, {"sketch-0"})
 
 
 @pytest.mark.parametrize("name", ["scores.jsonl", "replies.jsonl", "events.jsonl"])

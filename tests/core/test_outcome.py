@@ -15,7 +15,8 @@ from support.runs import TouchedEngine, run
 from support.toy import toy_settings
 from torch import Tensor
 
-from common.errors import CheckpointError, EngineError
+from client.scoring import ScoreCounter
+from common.errors import DIVERGED, CheckpointError, EngineError, PayloadError
 from common.settings import with_method
 from common.storage import GlobalState
 from common.wire.messages import Request
@@ -26,6 +27,7 @@ from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Failure
+from server.run.stopping import check_errors_differ
 from strategies.core.exchange import Batch
 from strategies.core.federation import Reply
 from strategies.core.method import ClientContext, Losses, ServerContext, Update
@@ -61,6 +63,37 @@ def test_the_summary_counts_rounds_and_answers(tmp_path: Path) -> None:
     found = {status: count for status, count in summary["answers"].items() if count}
     assert found == {"admitted": 2 + 1 + 2, "refused": 1, "failed": 3}
     assert summary["processor"]["instruction_set"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_of_a_run_that_diverged_nobody_says_that_it_goes_on(tmp_path: Path) -> None:
+    def edit(request: Request, payload: Payload) -> Payload:
+        return spoiled(request, payload) if request.round > 1 else payload
+
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 5})
+    with pytest.raises(EngineError, match=r"clip_norm, in a new run; .* is kept, but resume=true would end the same"):
+        run(settings, TouchedEngine(settings, edit=edit))
+    reason = f"the model that is scored gives a loss that is not finite: {DIVERGED}"
+    with pytest.raises(EngineError) as told:
+        check_errors_differ([Failure(client, "failed", reason) for client in ("a", "b")], 2, settings)
+    assert "resume=true" not in str(told.value)
+
+
+def test_a_score_whose_loss_is_not_finite_names_cause_and_remedy(tmp_path: Path) -> None:
+    counter = ScoreCounter(toy_settings("fedavg", tmp_path), torch.device("cpu"))
+    logits = torch.full((2, 4), torch.nan)
+    counter.add(logits, logits, torch.tensor([0, 1]))
+    with pytest.raises(PayloadError, match=r"training diverged; lower train\.learning_rate or set train\.clip_norm"):
+        counter.result(2)
+
+
+def test_a_state_that_the_transport_cannot_carry_is_not_kept(tmp_path: Path) -> None:
+    hyper = {"server_learning_rate": 1e6}
+    settings = toy_settings("fedopt", tmp_path, hyper=hyper, rounds={"transport": "float16"})
+    with pytest.raises(EngineError, match=r"after round 1: .*cannot carry.*in a new run; the round before is kept"):
+        run(settings)
+    assert Checkpoints(tmp_path / "checkpoint").load() is None
+    ending = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert ending["event"] == "failed"
 
 
 def test_a_run_that_never_held_a_round_is_no_success(tmp_path: Path) -> None:

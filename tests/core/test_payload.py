@@ -133,8 +133,10 @@ def test_size_is_known_without_encoding(described: dict[str, Any], header: dict[
 
 
 def test_a_dtype_that_the_wire_does_not_carry_is_refused_at_the_sender() -> None:
-    with pytest.raises(PayloadError, match="complex64"):
-        encode(Payload({"w": torch.zeros(1, dtype=torch.complex64)}))
+    for act in (encode, encoded_size):
+        for dtype in (torch.complex64, torch.int8):
+            with pytest.raises(PayloadError, match=str(dtype)):
+                act(Payload({"w": torch.zeros(1, dtype=dtype)}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

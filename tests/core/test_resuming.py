@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
-from support.runs import TouchedEngine, run
-from support.toy import CLASSES, ChangedToy, Toy, toy_settings
+from support.runs import Run, TouchedEngine, run
+from support.toy import CLASSES, ChangedToy, Toy, attacked_settings, toy_settings
 
 from common.config import checked
 from common.data.batches import Split
@@ -278,10 +278,19 @@ def test_a_resumed_run_knows_how_many_test_images_a_domain_had(finished: Path) -
         return replace(payload, header={**payload.header, "scores": scores})
 
     again = settings(finished, 2, resume=True)
-    with pytest.raises(EngineError, match="over 4 test images; earlier ones were over 16: restore .*resume=anyway"):
+    with pytest.raises(EngineError, match=r"over 4 test images; earlier ones were over 16: restore .*resume=anyway"):
         run(again, TouchedEngine(again, edit=fewer))
     anyway = settings(finished, 3, resume="anyway")
     assert run(anyway, TouchedEngine(anyway, edit=fewer)).summary["rounds"] == 3
+
+
+def test_a_resumed_run_asks_another_client_for_the_score_of_one_that_was_lost(tmp_path: Path) -> None:
+    def absent(folder: str, **more: Any) -> Run:
+        chosen = attacked_settings("absent", "fedavg", tmp_path / folder, train={"rounds": 3}, **more)
+        return run(chosen, stop_after=None if more or folder == "at once" else 1)
+
+    absent("in two")
+    assert absent("in two", resume=True).history() == absent("at once").history()
 
 
 def test_a_relative_root_is_found_from_everywhere_and_changed_images_are_not_taken(

@@ -284,3 +284,18 @@ def test_who_fails_in_the_first_exchange_is_not_asked_in_the_second(tmp_path: Pa
     run(settings, engine)
     asked = [item.request.client for item in engine.messages if item.request.exchange == "again"]
     assert asked == ["bright-0", "noisy-0"]
+
+
+class Narrow(FedAvg):
+    """It expects a tensor that messages cannot contain."""
+
+    def expects(self, server: ServerContext) -> UploadSpec:
+        return UploadSpec(extra={"signs": (torch.int8, (server.feature_size,))})
+
+
+def test_a_method_that_expects_what_messages_cannot_contain_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    settings = with_method(toy_settings("fedavg", tmp_path), Narrow())
+    engine = TouchedEngine(settings)
+    with pytest.raises(ConfigError, match=r"\.expects: signs is torch\.int8, not one of torch\.int64, "):
+        RoundLoop(settings, engine).run()
+    assert not engine.messages
