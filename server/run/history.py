@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from common.metrics import Measure, RoundScore
 from common.scores import RunScores, Scorers, lines_on, score_row
 from server.run.events import WAITING_EVENT, Listener
 from server.run.files import ReplyTotals, counts_less
-from server.run.schema import EVENTS, REPLIES, SCORES, append_lines, cut_back, read_lines, stream_lines
+from server.run.schema import EVENTS, REPLIES, SCORES, cut_back, read_lines, stream_lines
 
 BYTE_COLUMNS = (
     "bytes_down",
@@ -53,6 +54,17 @@ REPLY_COLUMNS = (
 
 CSV_COPIES = ("history.csv", "replies.csv")
 """Copies of scores and replies for a spreadsheet, which ``goldfinch report --csv`` writes."""
+
+
+def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Append entries to one of a run's three files, one JSON object per line, after any line that a crash cut short."""
+    text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+    with path.open("ab+") as stream:
+        if stream.seek(0, SEEK_END):
+            stream.seek(-1, SEEK_END)
+            if stream.read(1) != b"\n":
+                text = f"\n{text}"
+        stream.write(text.encode())
 
 
 def record_waiting(folder: Path, clients: Sequence[str], seconds: float, number: int | None) -> None:

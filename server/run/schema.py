@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from os import SEEK_END
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -335,17 +334,6 @@ def _entry(line: str) -> dict[str, Any]:
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
-
-
-def append_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Append entries to one of a run's three files, one JSON object per line, after any line that a crash cut short."""
-    text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
-    with path.open("ab+") as stream:
-        if stream.seek(0, SEEK_END):
-            stream.seek(-1, SEEK_END)
-            if stream.read(1) != b"\n":
-                text = f"\n{text}"
-        stream.write(text.encode())
 
 
 def cut_back(path: Path, last: int, last_scored: int) -> None:

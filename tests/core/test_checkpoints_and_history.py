@@ -19,8 +19,8 @@ from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.files import ReplyTotals, last_replies
-from server.run.history import REPLY_COLUMNS, History, mean_losses, reply_row
-from server.run.schema import append_lines, read_lines
+from server.run.history import REPLY_COLUMNS, History, append_lines, mean_losses, reply_row
+from server.run.schema import read_lines
 from tests.support.runs import run
 from tests.support.toy import toy_settings
 
