@@ -8,7 +8,7 @@ from common.choices import folder_options
 from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
-from common.run_config import LOCATION_KEYS, flat
+from common.run_config import CLASS_NAMES, LOCATION_KEYS, flat
 from common.text import shell_line
 from goldfinch.record import RunRecord
 
@@ -17,36 +17,47 @@ _NO_NAME = r"^\d|[^\w-]"
 
 
 def repeat_command(config: Mapping[str, Any]) -> str:
-    """Return ``goldfinch run ...`` with the settings that differ from the defaults, without folders of this machine."""
+    """Return ``goldfinch run ...`` with the settings that differ from the defaults, without folders of this machine.
+
+    The method and the data set are always named. A choice that this machine does not have stays in the command, with
+    all settings of its group: the command repeats the run where the choice is known, and fails elsewhere.
+    """
     choices: dict[str, Any] = {}
-    own: list[str] = []
     for group, choice in config.get("choices", {}).items():
         if group not in ("experiment", "tracker"):
             choices[group] = choice
-            if "." in str(choice):  # a class that no file of conf/ describes
-                own.append(group)
-    try:
-        defaults = compose_config([])["choices"]
-    except GoldfinchError:
-        defaults = {}
+    defaults = compose_config([])["choices"]
     groups: list[str] = []
+    known: list[str] = []
     for group, choice in choices.items():
         if group in ("method", "data") or defaults.get(group) != choice:
             groups.append(f"{group}={choice}")
-    base: dict[str, Any] | None = None
-    while base is None:
-        try:
-            base = flat(compose_config(groups, own=()))
-        except GoldfinchError:  # an option of another version's conf/
-            if not groups:
-                return "goldfinch run"
-            groups.pop()
+            if _composes(groups[-1]):
+                known.append(groups[-1])
+    base = flat(compose_config(known, own=()))
+    for item in groups:
+        if item not in known:
+            base = _without(base, item.partition("=")[0])
     values: list[str] = []
     for key, value in flat(config, LOCATION_KEYS).items():
-        known = key in base or key.partition(".")[0] in own
-        if known and base.get(key) != value and not key.endswith("_target_"):
+        differs = key not in base or base[key] != value
+        if differs and key != CLASS_NAMES and not key.endswith("_target_"):
             values.append(override(key, value))
-    return shell_line(["goldfinch", "run", *sorted(groups), *values])
+    return shell_line(["goldfinch", "run", *sorted(groups), *values, *folder_options()])
+
+
+def _composes(item: str) -> bool:
+    """Return whether this machine has a choice, such as ``method=fpl``."""
+    try:
+        compose_config([item], own=())
+    except GoldfinchError:
+        return False
+    return True
+
+
+def _without(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return flat settings without those of a group."""
+    return {key: value for key, value in settings.items() if not key.startswith(f"{group}.")}
 
 
 def export_command(run: RunRecord) -> str:

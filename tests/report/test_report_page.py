@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.records import rewrite
 
+from common import choices
 from common.composition import compose_config
 from common.errors import ConfigError
 from common.settings import load_settings
@@ -113,6 +114,33 @@ def test_the_command_gives_the_same_configuration(overrides: list[str]) -> None:
         again.pop(place)
     assert again == raw
     assert load_settings(words[2:]).identity == load_settings(overrides).identity
+
+
+def test_the_command_of_a_choice_that_is_not_here_names_it_and_all_its_settings(tmp_path: Path) -> None:
+    """With the folder of the user's choices it gives the same run; without it, it fails and trains nothing else."""
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "ours.yaml").write_text("_target_: strategies.fedprox.FedProx\nmu: 0.3\n")
+    choices.search(tmp_path)
+    raw = compose_config(["method=ours", "views=randconv", "seed=3"])
+    here = shlex.split(repeat_command(raw))
+    assert here.pop() == f"--config-dir={tmp_path}"
+    del choices.FOLDERS[1:]
+    elsewhere = shlex.split(repeat_command(raw))
+    assert "method.mu=0.3" in elsewhere
+    for words in (here, elsewhere):
+        with pytest.raises(ConfigError, match="method=ours: no such choice"):
+            compose_config(words[2:])
+    choices.search(tmp_path)
+    for words in (here, elsewhere):
+        again = compose_config(words[2:])
+        assert (again["method"], again["seed"], again["views"]) == (raw["method"], 3, raw["views"])
+
+
+def test_the_command_keeps_a_setting_that_is_no_longer_known() -> None:
+    """A run of another version is repeated with it, or not at all."""
+    raw = compose_config(["method=fedprox"])
+    raw["method"]["former"] = 3
+    assert "method.former=3" in shlex.split(repeat_command(raw))
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
