@@ -8,7 +8,7 @@ from common.choices import folder_options
 from common.composition import compose_config
 from common.errors import GoldfinchError
 from common.overrides import escaped, quoted_override
-from common.run_config import CLASS_NAMES, LOCATION_KEYS, flat
+from common.run_config import LOCATION_KEYS, flat
 from common.text import shell_line
 from goldfinch.record import RunRecord
 
@@ -35,13 +35,14 @@ def repeat_command(config: Mapping[str, Any]) -> str:
             if _composes(groups[-1]):
                 known.append(groups[-1])
     base = flat(compose_config(known, own=()))
+    places = {key.partition(".")[0] for key in base}  # a record has more, such as the names of the classes
     for item in groups:
         if item not in known:
             base = _without(base, item.partition("=")[0])
     values: list[str] = []
     for key, value in flat(config, LOCATION_KEYS).items():
         differs = key not in base or base[key] != value
-        if differs and key != CLASS_NAMES and not key.endswith("_target_"):
+        if differs and key.partition(".")[0] in places and not key.endswith("_target_"):
             values.append(override(key, value))
     return shell_line(["goldfinch", "run", *sorted(groups), *values, *folder_options()])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +16,7 @@ from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from common.choices import folder_options
-from common.errors import ConfigError, EngineError, writing
+from common.errors import ConfigError, EngineError, some_of, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import counted, quantity, shell_line
@@ -32,7 +34,6 @@ from goldfinch.study.search import (
     TuningStudy,
     best_trial,
     final_run,
-    finished_trials,
     next_trial,
     open_study,
     state_of,
@@ -45,6 +46,7 @@ from goldfinch.study.storage import (
     SILENCE,
     STORAGE_VARIABLE,
     Task,
+    damage,
     database_errors,
     entries,
     storage_of,
@@ -128,7 +130,8 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     Any number of processes may do this at the same time, on any machines: each takes trials and final runs that no
     other has, and all end with the same table. What is done is not done again: the same command continues a comparison
     that was stopped or killed. A comparison of other settings or other code in the folder is kept unless ``overwrite``
-    is set; then the studies that differ are searched again, and their final runs are replaced one by one.
+    is set, and so is the table of a larger one; then the studies that differ are searched again, and their final runs
+    are replaced one by one.
 
     The folder then holds ``runs.csv`` (every trial and final run), ``compare.md`` (the table), ``journal.log``
     (Optuna's studies, unless a database has them), and for each method, case and study ``best.yaml`` and the final
@@ -140,8 +143,8 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         console: where to print; ``None`` is the terminal.
 
     Raises:
-        ConfigError: a setting is not valid, the folder or the database holds another comparison, the database cannot
-            be used, or no method has a result.
+        ConfigError: a setting is not valid, the folder or the database holds another comparison, the folder has the
+            table of a larger one, the database cannot be used, or no method has a result.
         CheckpointError: the journal is damaged.
     """
     console = console or Console()
@@ -156,6 +159,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
         say(f"{name}: {counted(request.rules.studies, 'study', 'studies')} of {counted(trials, 'trial')}")
     with _continuable(), database_errors():
         shared = _opened(studies, request)
+        check_table(studies, request)
         if jobs > 1:
             _in_processes(request, jobs, entrants[0].settings.train.threads, say)
         do_all(shared, say)
@@ -198,6 +202,42 @@ def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[Sha
     return [open_study(study, storage, place, request.remedy) for study in studies]
 
 
+def check_table(studies: Sequence[TuningStudy], request: CompareRequest) -> None:
+    """Refuse to replace the table of a comparison of more methods, cases, studies, trials or final runs.
+
+    Args:
+        studies: the studies of this comparison.
+        request: what was asked for; with ``overwrite`` the table is replaced.
+
+    Raises:
+        ConfigError: ``runs.csv`` has more of a study than this comparison.
+    """
+    path = request.output / RUNS
+    if request.overwrite or not path.is_file():
+        return
+    asked: dict[tuple[str, str], int] = {}
+    for study in studies:
+        asked[study.name, "trial"] = study.budget
+        asked[study.name, "final"] = study.rules.runs
+    had: Counter[tuple[str, str]] = Counter()
+    with damage(path), path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            had[f"{line['method']}/{line['case']}/{line['study']}", line["kind"]] += 1
+    more: list[str] = []
+    for (name, kind), count in had.items():
+        noun = "trial"
+        if kind == "final":
+            noun = "final run"
+        if count > asked.get((name, kind), 0):
+            more.append(f"{quantity(count, noun)} of {name}")
+    if more:
+        raise ConfigError(
+            f"{request.output} holds a larger comparison ({some_of(more, 3)}), and its table would be "
+            "replaced: choose another --output, or add overwrite=true to put this one in its place (what is done is "
+            "kept)"
+        )
+
+
 def do_all(studies: Sequence[SharedStudy], say: Say) -> None:
     """Do trials and final runs that no process has done or does, until all are done.
 
@@ -228,7 +268,7 @@ def is_done(shared: SharedStudy) -> bool:
 
 def final_tasks(shared: SharedStudy) -> list[Task]:
     """Return the final runs of a study: seeds and the values that it chose; none if no trial has a score."""
-    best = best_trial(shared.trials)
+    best = best_trial(shared.counted)
     if best is None:
         return []
     return [{"seed": seed, "values": dict(best.params)} for seed in shared.study.rules.seeds_of(shared.study.number)]
@@ -239,13 +279,13 @@ def next_final_run(shared: SharedStudy, say: Say) -> bool:
 
     The storage keeps the line of the run in ``runs.csv``, or the reason why the run failed.
     """
-    best = best_trial(shared.trials)
+    best = best_trial(shared.counted)
     if best is None or not shared.searched:
         return False
     study = shared.study
 
     def work(trial: Trial) -> float:
-        write_best(study, shared.trials, best)
+        write_best(shared, best)
         seed = trial.user_attrs["seed"]
 
         def count(name: str, entry: Mapping[str, Any]) -> None:
@@ -291,7 +331,7 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
     """
     study = shared.study
     runs: list[StudyRun] = []
-    for trial in finished_trials(shared.trials):
+    for trial in shared.counted:
         seconds = 0.0
         if trial.duration is not None:
             seconds = round(trial.duration.total_seconds(), 3)
@@ -315,10 +355,10 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
                 bound=study.entrant.settings.method.bound or "",
             )
         )
-    best = best_trial(shared.trials)
+    best = best_trial(shared.counted)
     if best is None:
         return runs, ["it has no result: no trial ended with a score"]
-    write_best(study, shared.trials, best)
+    write_best(shared, best)
     problems: list[str] = []
     final = entries(shared.finals, final_tasks(shared), shared.again)
     for index in sorted(final):

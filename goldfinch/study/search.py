@@ -120,9 +120,18 @@ class SharedStudy:
     again: frozenset[int]
 
     @property
+    def counted(self) -> list[FrozenTrial]:
+        """The finished trials that are within the budget, in the order of a single process.
+
+        The storage may hold more, of a comparison with a larger ``--trials``. A trial depends on those of earlier
+        batches alone, so the first ones are the same for all budgets.
+        """
+        return [trial for trial in finished_trials(self.trials) if _number(trial) < self.study.budget]
+
+    @property
     def searched(self) -> bool:
         """Whether all trials are done."""
-        return len(finished_trials(self.trials)) >= self.study.budget
+        return len(self.counted) >= self.study.budget
 
 
 def open_study(study: TuningStudy, storage: BaseStorage, place: str, remedy: str = OTHER_PLACE) -> SharedStudy:
@@ -251,9 +260,9 @@ def _number(trial: FrozenTrial | Trial) -> int:
     return int(trial.user_attrs["trial"])
 
 
-def best_trial(study: Study) -> FrozenTrial | None:
+def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the trial with the highest score after its last round, the earliest of several; ``None`` without one."""
-    scored = [trial for trial in finished_trials(study) if state_of(trial) == "complete"]
+    scored = [trial for trial in trials if state_of(trial) == "complete"]
     return max(scored, key=_score, default=None)
 
 
@@ -445,9 +454,10 @@ def _run_or_resume(
     run_federation(settings, InlineEngine(settings), listeners, stop)
 
 
-def write_best(study: TuningStudy, optuna_study: Study, best: FrozenTrial) -> Path:
+def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
     """Write ``best.yaml``, which ``goldfinch run tuned=`` takes, and return its path."""
-    entrant, ends = study.entrant, finished_trials(optuna_study)
+    study, ends = shared.study, shared.counted
+    entrant = study.entrant
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()

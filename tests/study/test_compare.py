@@ -289,6 +289,54 @@ def test_a_method_is_added_by_the_same_command_with_more_methods(short: list[str
     assert trials == [run for run in first.runs if run.kind == "trial"], "not done again"
 
 
+@pytest.mark.parametrize(
+    ("methods", "numbers", "named"),
+    [
+        (["fedavg"], {}, "3 trials of moon/in_domain/0"),
+        (["fedavg", "moon"], {"studies": 1}, "of fedavg/in_domain/1"),
+        (["fedavg", "moon"], {"runs": 1}, "2 final runs of fedavg/in_domain/0"),
+    ],
+    ids=["a method less", "a study less", "a run less"],
+)
+def test_a_smaller_comparison_does_not_replace_the_table_of_a_larger_one(
+    methods: list[str], numbers: dict[str, int], named: str, short: list[str], tmp_path: Path
+) -> None:
+    compare.compare(request(tmp_path, "fedavg", "moon"), console=QUIET)
+    before = {name: (tmp_path / name).read_bytes() for name in (compare.PAGE, compare.RUNS)}
+    count = len(short)
+    smaller = request(tmp_path, *methods, **numbers)
+    with pytest.raises(ConfigError, match=f"holds a larger comparison .*{named}.*would be replaced.*overwrite=true"):
+        compare.compare(smaller, console=QUIET)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert len(short) == count
+    compare.compare(dataclasses.replace(smaller, overwrite=True), console=QUIET)
+    assert len(read_runs(tmp_path / compare.RUNS)) < before[compare.RUNS].count(b"\n") - 1
+    compare.compare(smaller, console=QUIET)
+
+
+def test_a_smaller_budget_chooses_among_its_own_trials(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder of a larger budget, whose fourth trial is the best: the page says two trials, and so it is."""
+    scores = iter([30.0, 40.0, 20.0, 90.0])
+
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
+        listener("validation", {"round": 2, "average": next(scores)})
+        listener("round done", {"round": 2})
+
+    monkeypatch.setattr("goldfinch.study.search.run_here", trial)
+    large = compare.compare(request(tmp_path, "fedavg", studies=1, trials=4), console=QUIET)
+    asked = dataclasses.replace(request(tmp_path, "fedavg", studies=1, trials=2), overwrite=True)
+    small = compare.compare(asked, console=QUIET)
+    trials = [[run for run in each.runs if run.kind == "trial"] for each in (large, small)]
+    assert trials[1] == trials[0][:2]
+    chosen = [{str(run.values) for run in each.runs if run.kind == "final"} for each in (large, small)]
+    assert chosen == [{str(trials[0][3].values)}, {str(trials[0][1].values)}]
+    best = (tmp_path / "fedavg" / IN_DOMAIN / "study-0" / "best.yaml").read_text()
+    assert "2 trials (0 ended early)" in " ".join(best.replace("#", " ").split())
+    assert {row.label: small.tables[0].trials[row.label] for row in small.tables[0].rows} == {"fedavg": 2}
+
+
 def test_a_final_run_that_failed_is_tried_again_by_the_next_call(short: list[str], tmp_path: Path) -> None:
     asked = request(tmp_path, "fedavg", "fedprox")
     first = compare.compare(asked, console=QUIET)

@@ -149,7 +149,7 @@ def test_the_first_trial_has_the_values_in_the_settings_and_the_search_finds_bet
     first = finished_trials(study)[0]
     assert first.params == {"train.learning_rate": 0.01, "method.mu": 0.01}
     assert first.value == pytest.approx(peak({"mu": 0.01, "rate": 0.01}))
-    best = best_trial(study)
+    best = best_trial(finished_trials(study))
     assert best is not None
     assert (best.value or 0.0) > first.value + 5
 
@@ -193,7 +193,7 @@ def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, 
     study = run(tmp_path, trials=2)
     assert [state_of(trial) for trial in finished_trials(study)] == ["complete", "failed", "complete", "complete"]
     assert finished_trials(study)[1].user_attrs["problem"] == "not finite"
-    assert best_trial(study) != finished_trials(study)[1]
+    assert best_trial(finished_trials(study)) != finished_trials(study)[1]
 
 
 def test_a_score_that_is_no_number_counts_as_a_failed_trial(pretended: Pretended, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_score_that_is_no_number_counts_as_a_failed_trial(pretended: Pretended
     pretended.quality = lambda values: math.nan
     study = run(tmp_path, trials=1)
     assert [state_of(trial) for trial in finished_trials(study)] == ["failed", "failed"]
-    assert best_trial(study) is None
+    assert best_trial(finished_trials(study)) is None
 
 
 def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(
@@ -216,7 +216,7 @@ def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(
 
     monkeypatch.setattr(search, "run_here", shown)
     study = run(tmp_path, trials=2)
-    best = best_trial(study)
+    best = best_trial(finished_trials(study))
     assert best is not None
     assert (best.number, best.value) == (finished_trials(study)[1].number, 40.0)
 
@@ -262,10 +262,11 @@ def test_a_space_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def written(study: TuningStudy) -> tuple[Path, optuna.trial.FrozenTrial]:
     """The file with the best trial's values, and that trial."""
-    found = searched(study)
-    best = best_trial(found)
+    searched(study)
+    shared = opened(study)
+    best = best_trial(shared.counted)
     assert best is not None
-    return search.write_best(study, found, best), best
+    return search.write_best(shared, best), best
 
 
 def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp_path: Path) -> None:
