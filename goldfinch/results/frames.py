@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from common.metrics import PARTIAL, RULES
 from goldfinch.record import RunRecord
 from goldfinch.results.groups import ScoreTable
-from goldfinch.results.rows import ScoreRow, best_row
+from goldfinch.results.rows import ScoreRow, best_row, comparable
 from goldfinch.results.seeds import Value
 from goldfinch.results.sheets import UNSEEN, Sheet, number_text, pandas_library
+from goldfinch.results.statistics import FEWEST_TESTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,10 +30,15 @@ ATTACKED = "under attack: the named clients were hostile, in a simulation"
 
 BEST = "Bold: the best; the 95 % interval of its paired difference over seeds from every other row excludes 0"
 
+NO_BEST = "Nothing is bold: rows are compared if all have the same seeds"
+
 OVER_SEEDS = "mean ± standard deviation over seeds"
 
 NUMBERS = ("table", "method", "column", "metric", "mean", "std", "partial", "seeds", "best", "rounds")
-"""Columns of :func:`score_frame` that CSV and JSON hold."""
+"""Columns of :func:`score_frame` that CSV holds."""
+
+SCORE = ["metric", "mean", "std", "partial", "best"]
+"""Columns of :func:`score_frame` that JSON holds of each score."""
 
 Values = Literal["text", "mean", "std"]
 
@@ -164,6 +170,8 @@ def score_frame(table: ScoreTable, rule: str) -> pd.DataFrame:
     heads = {f"domain:{name}": head for name, head in zip(domains, domain_heads(rows, domains), strict=True)}
     for column in summary_columns(rows):
         heads[column] = column.removesuffix("_average")
+    if "validation" in heads:
+        heads["validation"] = _validation_head(rows)
     best = {column: best_row(rows, column, rule) for column in heads}
     records: list[dict[str, Any]] = []
     for row in rows:
@@ -171,10 +179,21 @@ def score_frame(table: ScoreTable, rule: str) -> pd.DataFrame:
             value = row.value(column, rule)
             record: dict[str, Any] = {"table": table.title, "method": row.label}
             record |= {"column": column.removeprefix("domain:").removesuffix("_average"), "head": head}
-            record |= {"metric": row.runs[0].metric, "seeds": len(row.scores(column, rule)), "key": column}
+            metric = row.runs[0].metric
+            if column == "validation":
+                metric = row.runs[0].validation_metric
+            record |= {"metric": metric, "seeds": len(row.scores(column, rule)), "key": column}
             record |= {"rounds": row.rounds_shown, "best": row is best[column]}
             records.append(record | _cell(value, unseen_mark(rows, row, column)))
     return pandas_library().DataFrame(records).astype({"mean": float, "std": float})
+
+
+def _validation_head(rows: Sequence[ScoreRow[RunRecord]]) -> str:
+    """Return the head of the scores on validation samples; it names their metric if that of the table is another."""
+    labels = list(dict.fromkeys(row.measure_of("validation").label for row in rows))
+    if labels == [rows[0].measure_of("average").label]:
+        return "validation"
+    return f"validation ({', '.join(labels)})"
 
 
 def _cell(value: Value | None, unseen: str) -> dict[str, Any]:
@@ -216,11 +235,19 @@ def table_notes(table: ScoreTable, frame: pd.DataFrame, rule: str) -> list[str]:
         lines.append(f"{UNSEEN} on a domain that no client of this row trained on")
     if frame["best"].any():
         lines.append(BEST)
+    elif _has_other_seeds(table.rows):
+        lines.append(NO_BEST)
     if any(run.attack for run in table.runs):
         lines.append(ATTACKED)
     if table.bounds:
         lines.append(f"{', '.join(table.bounds)}: {BOUNDS}")
     return [*lines, *table.notes()]
+
+
+def _has_other_seeds(rows: Sequence[ScoreRow[RunRecord]]) -> bool:
+    """Return whether rows have enough seeds for a test, but not the same ones, so that no row is the best."""
+    seeds = {tuple(row.seeds) for row in comparable(rows)}
+    return len(seeds) > 1 and max(map(len, seeds)) >= FEWEST_TESTED
 
 
 def wide_frame(table: ScoreTable, rule: str, values: Values = "text") -> pd.DataFrame:
@@ -261,7 +288,7 @@ def wide_table(tables: Sequence[ScoreTable], rule: str, values: Values = "text")
         if own_models:
             notes.append(f"{', '.join(own_models)}: {OWN_MODELS.removeprefix('* ')}")
         for note in table_notes(table, score_frame(table, rule), rule):
-            if note not in notes:
+            if note not in notes and note not in (BEST, NO_BEST):  # nothing in a DataFrame is bold
                 notes.append(note)
     joined = pandas_library().concat(frames, names=["table", "method"])
     if len(tables) == 1:
@@ -329,12 +356,17 @@ def starred_label(row: ScoreRow[RunRecord]) -> str:
     return row.label + " *" * row.personal
 
 
+def starred_bounds(rows: Sequence[ScoreRow[RunRecord]]) -> dict[str, str]:
+    """Return ``lower`` or ``upper`` by the label of each row that is a bound, as :func:`starred_label` writes it."""
+    return {starred_label(row): row.bound for row in rows if row.bound}
+
+
 def json_table(table: ScoreTable, rule: str) -> dict[str, Any]:
     """Return a table as containers that JSON can write."""
     frame = score_frame(table, rule)
     rows: list[dict[str, Any]] = []
     for row in table.rows:
-        cells = frame[frame["method"] == row.label].set_index("column")[["mean", "std", "partial", "best"]]
+        cells = frame[frame["method"] == row.label].set_index("column")[SCORE]
         rows.append(
             {
                 "method": row.label,

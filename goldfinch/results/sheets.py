@@ -36,6 +36,9 @@ LATEX_CHARACTERS = {
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     "±": r"$\pm$",
     PARTIAL: r"$^\dagger$",
     UNSEEN: r"$^\circ$",
@@ -113,13 +116,16 @@ class Sheet:
 
         A comment before it says what the preamble needs if not all of its text is Latin.
         """
-        frame = pandas_library().DataFrame(self._formatted(latex_text, r"\textbf{{{}}}"))
+        rows = self._formatted(latex_text, r"\textbf{{{}}}")
+        for cells in rows:
+            if cells[0].startswith(("[", "*")):  # the end of the line before takes these as its option
+                cells[0] = f"{{{cells[0]}}}"
+        frame = pandas_library().DataFrame(rows, columns=[latex_text(head) for head in self.heads])
         caption = latex_text(" ".join(map(_sentence, filter(None, [self.title, *self.notes]))))
         columns = "l" + "r" * (len(self.heads) - 1)
-        heads = [latex_text(head) for head in self.heads]
-        name = re.sub(r"[^a-z0-9]+", "-", self.title.partition(":")[0].lower()).strip("-")
+        name = re.sub(r"[^a-z0-9]+", "-", self.title.partition(";")[0].lower()).strip("-")
         options = {"caption": caption, "label": f"tab:{name or 'scores'}", "column_format": columns}
-        text = str(frame.to_latex(index=False, header=heads, escape=False, **options))
+        text = str(frame.to_latex(index=False, escape=False, **options))
         text = text.replace("\\begin{table}\n", "\\begin{table}\n\\centering\n", 1)
         return preamble_comment(text) + text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from support.scored import scored_run
 import goldfinch as gf
 from goldfinch.cli import main
 from goldfinch.record import RunRecord, find_runs
-from goldfinch.results.frames import score_frame
-from goldfinch.results.groups import ScoreTable, group_runs
-from goldfinch.results.table import table_text
+from goldfinch.results.frames import BEST, NO_BEST, score_frame, wide_table
+from goldfinch.results.groups import ScoreTable, group_runs, rename
+from goldfinch.results.table import scored_tables, table_text
 from tests.support.records import rewrite
 
 
@@ -96,6 +97,54 @@ def test_a_format_is_printed_without_a_file(folder: Path, capsys: pytest.Capture
     assert main(["table", str(folder), "--format", "json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert table["rows"][0]["state_sha256"] == [RunRecord(folder / "run").state_sha256]
+
+
+def test_a_validation_score_has_its_own_metric() -> None:
+    """The column is by ``rounds.metric``, also in a table of another metric."""
+    runs = [entry(50.0), entry(60.0, method="fedavg")]
+    for run in runs:
+        run.rules["final"]["validation"] = 40.0
+        vars(run)["config"] = {**run.config, "rounds": {"metric": "macro_f1"}}
+    boards = group_runs(runs)
+    assert "validation (macro F1)" in table_text(boards, "final", "md").splitlines()[2]
+    assert "validation (macro F1)" in wide_table(boards, "final").columns
+    for row in csv.DictReader(io.StringIO(table_text(boards, "final", "csv"))):
+        assert row["metric"] == ("macro_f1" if row["column"] == "validation" else "accuracy")
+    (table,) = json.loads(table_text(boards, "final", "json"))["tables"]
+    scores = table["rows"][0]["scores"]
+    assert (scores["validation"]["metric"], scores["average"]["metric"]) == ("macro_f1", "accuracy")
+    for run in runs:
+        vars(run)["config"] = {**run.config, "rounds": {}}
+    assert "| validation |" in table_text(group_runs(runs), "final", "md")
+
+
+def test_a_row_that_begins_like_an_option_of_latex_is_in_braces(board: ScoreTable) -> None:
+    rename([board.rows], ["fpl=[Ours] <a> | b", "=fedavg=*avg"])
+    text = table_text([board], "final", "latex")
+    assert r"{[Ours] \textless{}a\textgreater{} \textbar{} b} & " in text
+    assert "\n{*avg} & " in text
+
+
+def test_latex_tables_of_two_metrics_have_two_labels(folder: Path) -> None:
+    (table,) = scored_tables([str(folder)])
+    other = table.by_metric("macro_f1")
+    assert other is not None
+    labels = [re.findall(r"\\label{(.*)}", table_text([each], "final", "latex"))[0] for each in (table, other)]
+    assert labels[0].endswith("accuracy-in-last-round")
+    assert labels[1].endswith("macro-f1-in-last-round")
+
+
+def test_rows_with_other_seeds_are_said_to_be_the_reason_why_nothing_is_bold(board: ScoreTable) -> None:
+    (uneven,) = group_runs([*seeds_of("fpl", 50.0, 54.0, 52.0), *seeds_of("fedavg", 60.0, 64.2, 62.1, 61.0)])
+    assert NO_BEST in table_text([uneven], "final", "md")
+    assert NO_BEST not in table_text([board], "final", "md")
+    few = group_runs([*seeds_of("fpl", 50.0, 54.0), *seeds_of("fedavg", 60.0)])
+    assert NO_BEST not in table_text(few, "final", "md")
+
+
+def test_a_data_frame_has_no_note_on_bold_figures(board: ScoreTable) -> None:
+    assert BEST in table_text([board], "final", "md")
+    assert BEST not in wide_table([board], "final").attrs["notes"]
 
 
 # ---- chosen columns --------------------------------------------------------------------------------------------------
