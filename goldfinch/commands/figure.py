@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from common.errors import ConfigError, nearest, some_of
 from common.regular_files import read_small
 from goldfinch.record import RunRecord, find_runs
-from goldfinch.results.figures.charts import bars, check_format, convergence, save, sensitivity
-from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
-from goldfinch.results.groups import bounds_of, group_runs, rename
+from goldfinch.results.figures.charts import bars, check_format, convergence, fit_names, rule_text, save, sensitivity
+from goldfinch.results.frames import domain_columns, domain_heads, partial_notes, starred_bounds, starred_label
+from goldfinch.results.groups import group_runs, rename
 from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
 from goldfinch.results.table import unfinished_runs
@@ -71,6 +71,7 @@ def draw(
     figure = kinds[kind]()
     if inches is not None:
         figure.set_size_inches(*inches)
+        fit_names(figure)
     print(f"wrote {save(figure, path)}")
     unfinished = [str(run.folder) for run in unfinished_runs(folders, runs)]
     if unfinished:
@@ -160,27 +161,30 @@ def bars_of(runs: Sequence[RunRecord], rule: str, title: str | None = None, labe
     columns = [f"domain:{name}" for name in domains]
     series: dict[str, list[Value | None]] = {}
     for row in rows:
-        values: list[Value | None] = []
-        for column in [*columns, "average"]:
-            value = row.value(column, rule)
-            if value is not None and value.partial:
-                value = None
-            values.append(value)
-        series[row.label] = values
-    notes = partial_notes(rows, rule)
-    text = ". ".join([title or _title(runs), *notes])
-    return bars([*domain_heads(rows, domains), "average"], series, text, bounds_of(rows))
+        series[starred_label(row)] = [row.whole(column, rule) for column in [*columns, "average"]]
+    heading = (title or _title(runs)) + rule_text(rule)
+    text = ". ".join([heading, *partial_notes(rows, rule), *_own_models(rows)])
+    return bars([*domain_heads(rows, domains), "average"], series, text, starred_bounds(rows))
 
 
 def curves_of(runs: Sequence[RunRecord], title: str | None = None, labels: Sequence[str] = ()) -> Figure:
     """Draw average accuracy by round; seeds of one label are averaged."""
     rows = named_groups(runs, labels)
-    curves = {row.label: curve(row.runs) for row in rows}
-    return convergence(curves, title or _title(runs), bounds_of(rows))
+    curves = {starred_label(row): curve(row.runs) for row in rows}
+    return convergence(curves, ". ".join([title or _title(runs), *_own_models(rows)]), starred_bounds(rows))
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
-    return f"{runs[0].facts.data}, {runs[0].facts.protocol}"
+    """Return the data set and the protocol of the runs; of several, each of them."""
+    titles = dict.fromkeys(", ".join(run.names[:2]) for run in runs)
+    return some_of(list(titles), 3)
+
+
+def _own_models(rows: Sequence[ScoreRow[RunRecord]]) -> list[str]:
+    """Return the note on rows with a star, if there are any."""
+    if any(row.personal for row in rows):
+        return ["* scored with each client's own model"]
+    return []
 
 
 def _prototypes(runs: Sequence[RunRecord], by: str, samples: int, title: str | None) -> Figure:

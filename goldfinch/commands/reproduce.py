@@ -291,7 +291,7 @@ def pictures_of(comparison: Comparison, name: str) -> list[Picture]:
         series: dict[str, list[Value | None]] = {}
         for line in finished:
             keys: list[ScoreColumn] = [*[column.key for column in columns], comparison.average]
-            series[line.printed.label] = [line.ours.value(key, table.rule) for key in keys]
+            series[line.printed.label] = [line.ours.whole(key, table.rule) for key in keys]
         content = rendered(bars([*heads, "average"], series, title))
         pictures.append(Picture(content, f"{name}-bars.png", "test accuracy by domain"))
     for place, sweep in enumerate(table.sweeps, 1):

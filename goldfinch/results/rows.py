@@ -337,6 +337,13 @@ class ScoreRow(Generic[AnyRun]):
                 return True
         return False
 
+    def whole(self, column: ScoreColumn = "average", rule: str = "final") -> Value | None:
+        """Return the row's score as :meth:`value` does; ``None`` if it lacks the score, or a part of it."""
+        value = self.value(column, rule)
+        if value is None or value.partial:
+            return None
+        return value
+
     def missing(self, rule: str = "final") -> list[str]:
         """Return a line for each run with a partial score: the domains that it lacks, and since when."""
         lines: list[str] = []

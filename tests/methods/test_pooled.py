@@ -19,7 +19,7 @@ from common.data.protocols import ClientSpec
 from common.errors import ConfigError
 from common.settings import check_deployable, load_settings
 from goldfinch.record import RunRecord
-from goldfinch.results.frames import score_frame, score_sheet
+from goldfinch.results.frames import score_frame, score_sheet, starred_bounds
 from goldfinch.results.groups import ScoreTable, group_runs
 from goldfinch.results.rows import best_row, comparable, ranked
 from goldfinch.run_model import RunModel
@@ -143,10 +143,10 @@ def test_bounds_are_lines_in_figures(board: ScoreTable) -> None:
 
     bars = bars_of(board.runs, "final").axes[0]
     assert [each.get_label() for each in bars.containers if isinstance(each, BarContainer)] == ["fedavg", "fedprox"]
-    assert {str(lines.get_label()) for lines in bars.collections} >= set(board.bounds)
+    assert {str(lines.get_label()) for lines in bars.collections} >= set(starred_bounds(board.rows))
     lines = {str(line.get_label()): line for line in curves_of(board.runs).axes[0].get_lines()}
     assert lines["pooled (upper bound)"].get_linestyle() == "--"
-    assert lines["single_set (lower bound)"].get_linestyle() == ":"
+    assert lines["single_set (lower bound) *"].get_linestyle() == ":"
     assert lines["pooled (upper bound)"].get_marker() == "None"
 
 

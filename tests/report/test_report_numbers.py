@@ -11,6 +11,8 @@ import pytest
 from support.runs import run
 from support.toy import DOMAINS, toy_settings
 
+from common.metrics import Measure
+from goldfinch.record import RunRecord
 from goldfinch.results.curves import AVERAGE, WORST, train_losses
 from goldfinch.results.report.figures import (
     Shown,
@@ -74,6 +76,15 @@ def test_other_metrics_have_curves_that_end_where_their_tables_do(boards: Any) -
         assert shown.caption.startswith(f"{name[0].upper()}{name[1:]} in %")
         group = other.rows[1]
         assert lines(shown, AVERAGE)[group.label][-1, 1] == pytest.approx(group.value("average").mean, rel=1e-5)
+
+
+def test_the_curves_of_a_metric_have_its_unit_and_say_if_lower_is_better(
+    boards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunRecord, "measure", Measure("Brier score", "", lower_is_better=True))
+    for shown in other_metrics(boards[0]):
+        assert shown.caption.startswith("Brier score (lower is better)")
+        assert "%" not in shown.caption
 
 
 def test_bars_and_points_are_the_means_and_deviations_of_the_table(boards: Any) -> None:

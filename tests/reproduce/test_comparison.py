@@ -6,9 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from support.scored import scored_run
 
 from common.metrics import Missing
+from goldfinch.commands import reproduce
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line, agreement
 from goldfinch.reproduction.pages import Picture, pages
@@ -66,6 +68,24 @@ def test_ours_is_mean_and_sample_deviation_over_seeds() -> None:
     assert (value.mean, value.deviation) == (82.0, pytest.approx(8.0**0.5))
     assert str(comparison(whole=False).lines[2].ours.value("domain:mnist")) == "85.00"  # one seed has no deviation
     assert str(found.lines[0].ours.value("worst")) == "30.00 ± 0.00"
+
+
+def test_a_partial_score_has_no_bar_and_a_row_that_lacks_a_seed_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = comparison(whole=False)
+    for each in found.lines[1].ours.runs:
+        each.rules["final"]["missing"] = {"usps": 1}
+    drawn: dict[str, list[Value | None]] = {}
+    monkeypatch.setattr(reproduce, "convergence", lambda curves, title: Figure())
+    monkeypatch.setattr(reproduce, "curve", lambda runs, average: {})
+
+    def kept(heads: list[str], series: dict[str, list[Value | None]], title: str) -> Figure:
+        drawn.update(series)
+        return Figure()
+
+    monkeypatch.setattr(reproduce, "bars", kept)
+    reproduce.pictures_of(found, "x")
+    given = {label: [value is not None for value in values] for label, values in drawn.items()}
+    assert given == {"A": [True] * 4, "B": [True, False, True, False], "C|D": [True] * 4}
 
 
 def test_a_stand_in_is_named_and_never_compared() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from common.errors import CheckpointError, ConfigError
@@ -22,7 +24,15 @@ from common.prototypes import PrototypeSet
 from goldfinch.cli import main
 from goldfinch.commands.figure import bars_of, curves_of, named_groups
 from goldfinch.record import RunRecord, find_runs
-from goldfinch.results.figures.charts import CLASS_COLOURS, COLOURS, bars, convergence, line_style, sensitivity
+from goldfinch.results.figures.charts import (
+    CLASS_COLOURS,
+    COLOURS,
+    bars,
+    convergence,
+    fit_names,
+    line_style,
+    sensitivity,
+)
 from goldfinch.results.figures.prototypes import Panel, class_colours, draw_map, embed, prototype_figure
 from goldfinch.results.figures.svg import inline_svg
 from goldfinch.results.groups import group_runs
@@ -267,14 +277,52 @@ def test_a_sweep_of_one_setting_is_a_line_in_numeric_order_and_of_more_is_refuse
     line = sensitivity([entry(30.0, mu=10.0), entry(20.0, mu=2.0), entry(10.0, mu=0.5)])
     assert line.axes[0].get_lines()[0].get_ydata().tolist() == [10.0, 20.0, 30.0]
     entries = [entry(1.0), entry(2.0, mu=1.0, delta=1.0, tau=3.0)]
-    with pytest.raises(ConfigError, match="name one or two settings"):
+    with pytest.raises(ConfigError, match=r"vary in method.delta, method.mu, method.tau; .* differ in one or two"):
         sensitivity(entries)
+    with pytest.raises(ConfigError, match="vary in nothing but the seed; give the folders of runs with several values"):
+        sensitivity([entries[0]], axes=["method.mu"])
     with pytest.raises(ConfigError, match=r"differ in method\.tau"):
         sensitivity(entries, axes=["method.mu", "method.delta"])
     with pytest.raises(ConfigError, match=r"did you mean 'method\.mu'"):
         sensitivity(entries, axes=["method.my"])
     with pytest.raises(ConfigError, match="c: no such column"):
         sensitivity([entries[0], entry(1.0, mu=9.0)], column="c")
+
+
+def test_no_number_of_a_heat_map_is_bold() -> None:
+    """Bold is a test's verdict in tables, and the highest spread is the worst."""
+    entries = [entry(50.0), entry(60.0, mu=0.2), entry(60.0, delta=0.2)]
+    figure = sensitivity(entries, axes=["method.mu", "method.delta"], column="spread")
+    assert {text.get_weight() for text in figure.axes[0].texts} == {"normal"}
+
+
+def test_a_title_names_the_rule_and_every_data_set_and_a_star_own_models() -> None:
+    runs = [entry(50.0), entry(60.0, mu=0.2), scored_run(40.0, method="fedbn", data="other", personal=True)]
+    for each in runs:
+        each.rules["best_round"] = each.rules["final"]
+    drawn = bars_of(runs, "best_round")
+    assert drawn.get_suptitle().replace("\n", " ") == (
+        "toy, p, other, p, best round by test score. * scored with each client's own model"
+    )
+    names = [text.get_text() for text in drawn.findobj(Text)]
+    assert any("fedbn" in name and name.endswith("*") for name in names)
+    assert sensitivity(runs[:2], rule="best_round").get_suptitle().endswith("average, %, best round by test score")
+    assert bars_of(runs[:2], "final").get_suptitle() == "toy, p"
+
+
+@pytest.mark.parametrize("inches", [(3.0, 2.5), (6.0, 3.8), (12.0, 4.0)])
+def test_names_of_domains_and_long_labels_cover_nothing(inches: tuple[float, float]) -> None:
+    value = Value(50.0, 1.0, False, 2)
+    names = ["handwritten", "photographs", "average"]
+    series = {"FPL with a very long name indeed, and more so (ours)": [value] * 3, "fedavg": [value] * 3}
+    figure = bars(names, series, "title")
+    figure.set_size_inches(*inches)
+    fit_names(figure)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    places = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(places))
+    assert axes.get_window_extent().width > 0.4 * figure.bbox.width
 
 
 def test_bars_of_runs(folder: Path) -> None:

@@ -5,6 +5,7 @@ tell apart.
 """
 
 import io
+import itertools
 import re
 import statistics
 import sys
@@ -24,7 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from common.errors import ConfigError, nearest, some_of
-from common.metrics import named_missing
+from common.metrics import RULES, named_missing
 from common.storage import write_bytes
 from goldfinch.record import RunRecord, brief, setting_text, varying
 from goldfinch.results.figures.fonts import complete_fonts
@@ -54,6 +55,9 @@ NONE: Mapping[str, str] = {}
 
 SMALL = 8
 """Points of the text in figures of a page."""
+
+MAX_LEGEND = 0.4
+"""The share of a figure's width up to which its legend is beside the axes."""
 
 MAX_MARKED = 3
 """Rows that the title of a heat map names, of those that differ from most."""
@@ -125,6 +129,38 @@ def legend(axes: Axes) -> None:
     if handles:
         wrapped = [fill(label, 34) for label in labels]
         axes.legend(handles, wrapped, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def fit_names(figure: Figure) -> None:
+    """Place names so that none covers another at the figure's size: a wide legend below, names of groups turned."""
+    _lay_out(figure)
+    for axes in figure.axes:
+        wide = axes.get_legend()
+        if wide is not None and wide.get_window_extent().width > MAX_LEGEND * figure.bbox.width:
+            handles, labels = axes.get_legend_handles_labels()
+            wide.remove()
+            figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower left")
+    _lay_out(figure)
+    for axes in figure.axes:
+        places = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+        if any(left.x1 > right.x0 for left, right in itertools.pairwise(places)):
+            axes.tick_params(axis="x", labelrotation=90)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Compute where everything is in a figure, without drawing it."""
+    clean_texts(figure)
+    complete_fonts(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_GLYPH)  # what draws the figure tells of it
+        figure.draw_without_rendering()
+
+
+def rule_text(rule: str) -> str:
+    """Return what a title says of the rule of its scores: nothing of the last round."""
+    if rule == "final":
+        return ""
+    return f", {RULES[rule].name}"
 
 
 def check_format(path: Path) -> None:
@@ -215,6 +251,7 @@ def convergence(curves: Mapping[str, Mapping[int, Value]], title: str, bounds: M
     draw_curves(axes, curves, bounds)
     axes.set_ylabel("average test accuracy, %")
     legend(axes)
+    fit_names(figure)
     return figure
 
 
@@ -280,6 +317,7 @@ def bars(
     axes.set_ylabel("test accuracy, %")
     axes.set_ylim(0, 100)
     legend(axes)
+    fit_names(figure)
     return figure
 
 
@@ -433,25 +471,7 @@ def sensitivity(
         ConfigError: the runs vary in none or more than two settings, an axis is not among these, or two rows have the
             same place.
     """
-    keys = list(axes) or varying(runs)
-    known = varying(runs)
-    for key in keys:
-        if key not in known:
-            settings = [each for each in known if not each.endswith("_target_")]
-            raise ConfigError(f"{key} does not vary between these runs; {nearest(key, settings)}")
-    if not 1 <= len(keys) <= 2:
-        what = "nothing but the seed"
-        if keys:
-            what = ", ".join(keys)
-        raise ConfigError(f"the runs vary in {what}; name one or two settings with --axes KEY[,KEY]")
-    extra: list[str] = []
-    for key in known:
-        if key not in keys:
-            extra.append(key)
-    if extra and axes:
-        raise ConfigError(
-            f"the runs also differ in {', '.join(extra)}; choose runs that differ in {', '.join(keys)} only"
-        )
+    keys = _axes_of(runs, axes)
     rows = _rows_by_place(runs, keys)
     means = {place: statistics.fmean([score(run, rule, column) for run in row.runs]) for place, row in rows.items()}
     values = []
@@ -459,6 +479,7 @@ def sensitivity(
         values.append(sorted(set(on_axis), key=_order))
     if title is None:
         title = f"{runs[0].facts.method} on {runs[0].facts.data}: {column}, %"
+    title += rule_text(rule)
     marked: list[str] = []
     for place, row in rows.items():
         if row.marks:
@@ -471,6 +492,37 @@ def sensitivity(
     if len(keys) == 2:
         return _heat(shown, values, means, title)
     return _line(shown[0], values[0], means, title)
+
+
+def _axes_of(runs: Sequence[RunRecord], axes: Sequence[str]) -> list[str]:
+    """Return the keys of the axes: those that are named, else all that vary.
+
+    Raises:
+        ConfigError: see :func:`sensitivity`; the message says which runs a heat map can show.
+    """
+    known = varying(runs)
+    if not known:
+        raise ConfigError(
+            "the runs vary in nothing but the seed; give the folders of runs with several values of one or two "
+            "settings, such as those of a sweep"
+        )
+    keys = list(axes) or known
+    for key in keys:
+        if key not in known:
+            settings = [each for each in known if not each.endswith("_target_")]
+            raise ConfigError(f"{key} does not vary between these runs; {nearest(key, settings)}")
+    if len(keys) > 2:
+        raise ConfigError(
+            f"the runs vary in {', '.join(known)}; a heat map has two axes at most: give the folders of runs that "
+            "differ in one or two of these"
+        )
+    extra = [key for key in known if key not in keys]
+    if extra:
+        raise ConfigError(
+            f"the runs also differ in {', '.join(extra)}; give the folders of runs that differ in {', '.join(keys)} "
+            "alone"
+        )
+    return keys
 
 
 def _rows_by_place(runs: Sequence[RunRecord], keys: Sequence[str]) -> dict[tuple[Any, ...], ScoreRow[RunRecord]]:
@@ -517,10 +569,7 @@ def _heat(
             colour = "white"
             if high > low and (mean - low) / (high - low) > 0.55:
                 colour = "black"
-            weight = "normal"
-            if mean == high:
-                weight = "bold"
-            axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8, weight=weight)
+            axes.text(place, row, f"{mean:.1f}", ha="center", va="center", color=colour, fontsize=8)
     axes.set_xticks(range(len(across)), list(map(brief, across)))
     axes.set_yticks(range(len(down)), list(map(brief, down)))
     axes.set_xlabel(fill(keys[0], 40))

@@ -23,9 +23,9 @@ from goldfinch.results.curves import (
 )
 from goldfinch.results.figures import charts
 from goldfinch.results.figures.prototypes import prototype_figure
+from goldfinch.results.frames import measure, starred_bounds, starred_label
 from goldfinch.results.groups import ScoreTable, run_name
 from goldfinch.results.report.results import metric_tables, total_bytes
-from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value
 from goldfinch.run_model import RunModel
 
@@ -90,10 +90,10 @@ def over_rounds(table: ScoreTable) -> list[Shown]:
         if not curves:
             continue
         if len(table.rows) == 1:
-            lines = {name: series[table.rows[0].label] for name, series in curves.items() if name != WORST}
+            lines = {name: series[starred_label(table.rows[0])] for name, series in curves.items() if name != WORST}
             figures.append(_wide(title, lines))
             continue
-        figures.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), table.bounds))
+        figures.append(_wide(f"{title}, {AVERAGE}", curves.pop(AVERAGE), starred_bounds(table.rows)))
         figures.append(_panels(f"{title}, by domain", table, curves, shared=True))
     return figures
 
@@ -101,10 +101,11 @@ def over_rounds(table: ScoreTable) -> list[Shown]:
 def other_metrics(table: ScoreTable) -> list[Shown]:
     """Draw the average and the worst domain by round, in each further metric that all runs have."""
     figures: list[Shown] = []
-    for name, other in metric_tables(table):
+    for _, other in metric_tables(table):
+        title = measure(other)
         curves = _curves(other, accuracy_curves)
         chosen = {each: curves[each] for each in (AVERAGE, WORST)}
-        figures.append(_panels(f"{name[0].upper()}{name[1:]} in %", table, chosen))
+        figures.append(_panels(f"{title[0].upper()}{title[1:]}", table, chosen))
     return figures
 
 
@@ -125,12 +126,12 @@ def costs(table: ScoreTable) -> list[Shown]:
 
 
 def _labels(table: ScoreTable) -> list[str]:
-    return [row.label for row in table.rows]
+    return [starred_label(row) for row in table.rows]
 
 
 def _curves(table: ScoreTable, curves: Callable[[RunRecord], Curves]) -> dict[str, Series]:
     """Return the values of each curve by the label of each row; a row without the curve has no values."""
-    by_row = {row.label: over_seeds(row.runs, curves) for row in table.rows}
+    by_row = {starred_label(row): over_seeds(row.runs, curves) for row in table.rows}
     names: dict[str, None] = {}
     for of_row in by_row.values():
         names |= dict.fromkeys(of_row)
@@ -156,12 +157,14 @@ def _panels(title: str, table: ScoreTable, curves: Mapping[str, Series], *, shar
     """
     panels: list[Drawing] = []
     for name, series in curves.items():
-        panels.append(Drawing(name, _lines(3.0, 1.9, series, table.bounds), _described(f"{title}, {name}", series)))
+        panels.append(
+            Drawing(name, _lines(3.0, 1.9, series, starred_bounds(table.rows)), _described(f"{title}, {name}", series))
+        )
     if shared:
         ranges = [panel.drawing.axes[0].get_ylim() for panel in panels]
         for panel in panels:
             panel.drawing.axes[0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))
-    return Shown(_caption(title, list(curves.values())), _several(_labels(table)), panels, table.bounds)
+    return Shown(_caption(title, list(curves.values())), _several(_labels(table)), panels, starred_bounds(table.rows))
 
 
 def _several(names: Sequence[str]) -> Sequence[str]:
@@ -207,15 +210,16 @@ def accuracy_bars(table: ScoreTable) -> Shown:
     series: dict[str, list[Value | None]] = {}
     words: list[str] = []
     for row in table.rows:
-        values = [_whole(row, column) for column in columns]
-        series[row.label] = values
+        values = [row.whole(column) for column in columns]
+        series[starred_label(row)] = values
         shown = [f"{name} {value.mean:.1f}" for name, value in zip(names, values, strict=True) if value is not None]
-        words.append(f"{row.label}: {', '.join(shown)}.")
+        words.append(f"{starred_label(row)}: {', '.join(shown)}.")
     figure, axes = charts.small_axes(5.6, 2.5)
-    charts.draw_bars(axes, names, series, table.bounds)
+    charts.draw_bars(axes, names, series, starred_bounds(table.rows))
     axes.tick_params(axis="x", labelsize=charts.SMALL)
+    charts.fit_names(figure)
     drawing = Drawing("", figure, " ".join(words))
-    return Shown(f"Accuracy in %{_error_bars(table)}.", _several(_labels(table)), [drawing], table.bounds)
+    return Shown(f"Accuracy in %{_error_bars(table)}.", _several(_labels(table)), [drawing], starred_bounds(table.rows))
 
 
 def accuracy_against_bytes(table: ScoreTable) -> Shown:
@@ -223,13 +227,13 @@ def accuracy_against_bytes(table: ScoreTable) -> Shown:
     series: dict[str, tuple[float, Value] | None] = {}
     words: list[str] = []
     for row in table.rows:
-        value = _whole(row, "average")
-        series[row.label] = None
+        value = row.whole("average")
+        series[starred_label(row)] = None
         if value is not None:
             traffic = statistics.fmean(map(total_bytes, row.runs)) / 1e6
-            series[row.label] = (traffic, value)
-            words.append(f"{row.label}: {value.mean:.1f} % at {traffic:.4g} MB.")
-    drawing = charts.points(series, "MB of a run, both ways", "", table.bounds)
+            series[starred_label(row)] = (traffic, value)
+            words.append(f"{starred_label(row)}: {value.mean:.1f} % at {traffic:.4g} MB.")
+    drawing = charts.points(series, "MB of a run, both ways", "", starred_bounds(table.rows))
     caption = f"Average accuracy in % against traffic{_error_bars(table)}."
     return Shown(caption, (), [Drawing("", drawing, " ".join(words))])
 
@@ -239,14 +243,6 @@ def _error_bars(table: ScoreTable) -> str:
     if all(len(row.runs) < 2 for row in table.rows):
         return ""
     return "; mean, and one standard deviation over seeds as an error bar"
-
-
-def _whole(row: ScoreRow[RunRecord], column: str) -> Value | None:
-    """Return a row's final score; ``None`` if it lacks the score, or a part of it."""
-    value = row.value(column, "final")
-    if value is None or value.partial:
-        return None
-    return value
 
 
 # ---- matrices --------------------------------------------------------------------------------------------------------
