@@ -139,8 +139,11 @@ def verdict_on(difference: Difference, p: float | None) -> str:
         return "identical"
     if difference.half_width is None or p is None:
         return "not tested"
+    shown = f"p {p:.3f}"
+    if p < 0.001:
+        shown = "p < 0.001"
     if p < LEVEL and difference.mean > 0:
-        return f"ahead (p {p:.3f})"
+        return f"ahead ({shown})"
     if p < LEVEL:
-        return f"behind (p {p:.3f})"
-    return f"not distinguished (half-width {difference.half_width:.2f}, p {p:.3f})"
+        return f"behind ({shown})"
+    return f"not distinguished (half-width {difference.half_width:.2f}, {shown})"

@@ -477,7 +477,8 @@ def page(
         f"Final runs of each study, with fresh seeds and partitions: {rules.runs}. Accuracy on test in % after the "
         f"last round, mean over domains: mean ± standard deviation over {over}. [a, b] is the 95 % interval of a "
         f"difference, paired by {unit} "
-        f"(Student's t). Chance, one of {settings.data.class_count} classes for every image, is "
+        "(Student's t). An interval is of one comparison, not corrected; a verdict is corrected for all. "
+        f"Chance, one of {settings.data.class_count} classes for every image, is "
         f"{100 / settings.data.class_count:.3g} %.",
     ]
     for table in tables:

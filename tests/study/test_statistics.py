@@ -108,6 +108,7 @@ def test_a_verdict_never_says_level() -> None:
     assert verdict_on(Difference(3.0, 1.0, 0.001), 0.01) == "ahead (p 0.010)"
     assert verdict_on(Difference(-3.0, 1.0, 0.001), 0.01) == "behind (p 0.010)"
     assert verdict_on(Difference(-3.0, 1.0, 0.001), 0.06).startswith("not distinguished"), "the corrected p decides"
+    assert verdict_on(Difference(3.0, 1.0, 0.0001), 0.0004) == "ahead (p < 0.001)"
     assert verdict_on(Difference(3.0), None) == "not tested"
     assert verdict_on(Difference(0.0, identical=True), None) == "identical"
     assert str(Difference(0.0, identical=True)) == "0 (identical)"
