@@ -20,7 +20,7 @@ from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
 from common.storage import folder_name
-from common.text import shell_line
+from common.text import quantity, shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
@@ -31,6 +31,7 @@ SAMPLES = 256
 """Images of each domain, or of each client's validation, on which files are compared with the run's own net."""
 
 RULE = "accuracy in % on each domain's test split"
+PART = "accuracy in % on a part of each domain's test split, {images}"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
 SHARED = "shared"
 """In place of a client: the part that all clients share. No client has this name."""
@@ -234,7 +235,7 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     own = (description.score or {}).get("clients", {}).get(chosen)
     score = None
     if own:
-        score = {"rule": RULE, "accuracy": own}
+        score = {"rule": (description.score or {}).get("rule", RULE), "accuracy": own}
     parts = description.architecture
     architecture = {**parts, "model": _network_of(parts["model"], build(parts["model"], "model"), chosen)}
     description = replace(description, architecture=architecture, client=chosen, complete=True, score=score, files={})
@@ -309,7 +310,8 @@ def _score(record: RunRecord, number: int, client: str | None) -> Mapping[str, A
     if not rows:
         return None
     score = RoundScore(number, _accuracy(rows))
-    scores = {"rule": RULE, "accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
+    scores = {"accuracy": dict(score.accuracy), "average": score.average, "worst": score.worst}
+    scores["rule"] = _rule(record, rows)
     if client is None:
         for each in record.round_scores:
             if each.round == number:
@@ -320,6 +322,14 @@ def _score(record: RunRecord, number: int, client: str | None) -> Mapping[str, A
             by_client.setdefault(str(row["client"]), []).append(row)
     scores["clients"] = {name: _accuracy(by_client[name]) for name in sorted(by_client)}
     return scores
+
+
+def _rule(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what an accuracy is; with ``rounds.test_samples`` it names the scored images of each domain."""
+    if record.config["rounds"].get("test_samples") is None:
+        return RULE
+    counts = {str(row["domain"]): int(row["count"]) for row in rows}
+    return PART.format(images=", ".join(f"{quantity(count, 'image')} of {name}" for name, count in counts.items()))
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

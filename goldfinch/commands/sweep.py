@@ -204,7 +204,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
         return
     if not overwrite:
         raise ConfigError(
-            f"{output} holds another sweep ({' '.join(before)}), and its table would be replaced: choose another "
+            f"{output} holds another sweep ({shell_line(before)}), and its table would be replaced: choose another "
             "--output, or add overwrite=true to put this one in its place (finished runs of the same settings are kept)"
         )
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
@@ -476,7 +476,7 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
 
 
 def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
-    text = [f"`goldfinch sweep {' '.join(arguments)}`", ""]
+    text = [f"`{shell_line(['goldfinch', 'sweep', *arguments, *folder_options()])}`", ""]
     runs = [RunRecord(job.folder) for job in jobs]
     scored = [run for run in runs if run.scored]
     if not scored:

@@ -29,8 +29,8 @@ from common.models.convolutional import SmallBackbone
 from common.overrides import quoted_override
 from common.prototypes import PrototypeSet
 from goldfinch.cli import main
+from goldfinch.commands.export import RULE, export
 from goldfinch.commands.export import _of_run as of_run
-from goldfinch.commands.export import export
 from goldfinch.exports import formats
 from goldfinch.exports.card import model_card
 from goldfinch.exports.formats import FORMATS, READERS, ExportError
@@ -281,6 +281,17 @@ def test_the_nearest_prototype_is_fedproto_s_and_absent_classes_are_never_predic
     assert torch.allclose(scores[:, [1, 3]], -distances.square(), atol=1e-4)
     assert bool(scores[:, [0, 2]].isneginf().all())
     assert method.inference(net, PrototypeSet.empty(128), 0) is net  # before there are any
+
+
+def test_the_rule_of_a_score_on_a_part_of_the_images_names_how_many(tmp_path: Path) -> None:
+    for name, rounds in (("part", {"test_samples": 2}), ("all", {})):
+        run(toy_settings("fedavg", tmp_path / name, rounds=rounds))
+        score = export(tmp_path / name, tmp_path / f"{name} model").score
+        assert score is not None
+        if name == "part":
+            assert "a part of each domain's test split, 2 images of" in score["rule"]
+        else:
+            assert score["rule"] == RULE
 
 
 # ---- which round -----------------------------------------------------------------------------------------------------
