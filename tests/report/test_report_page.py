@@ -134,6 +134,7 @@ def test_the_command_of_a_choice_that_is_not_here_names_it_and_all_its_settings(
     for words in (here, elsewhere):
         again = compose_config(words[2:])
         assert (again["method"], again["seed"], again["views"]) == (raw["method"], 3, raw["views"])
+    del choices.FOLDERS[1:]
 
 
 def test_the_command_keeps_a_setting_that_is_no_longer_known() -> None:
