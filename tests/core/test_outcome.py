@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from client.scoring import ScoreCounter
 from common.errors import DIVERGED, CheckpointError, EngineError, PayloadError
 from common.settings import with_method
 from common.storage import GlobalState
+from common.text import shell_line
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.cli import main
@@ -231,7 +231,7 @@ def test_a_sweep_names_the_runs_that_trained_nothing_and_never_prints_them_bold(
     assert "train.learning_rate=1e+30: FAILED: no round was held" in printed.out
     assert "train.learning_rate=1e+30: no round was held" in printed.err
     lines = (tmp_path / "table.md").read_text().splitlines()
-    assert shlex.split(lines[0].strip("`"))[2:] == words, "the first line is the command, quoted for a shell"
+    assert lines[0] == f"`{shell_line(['goldfinch', 'sweep', *words])}`", "quoted for a shell"
     good, bad = (line for line in lines if "learning_rate" in line and "|" in line)
     assert "skipped" not in good
     assert "**" not in bad
