@@ -94,7 +94,8 @@ enrol) # a new device is enrolled by making its key and running this again; GOLD
   ;;
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
-  temporary=${TMPDIR:-/tmp}
+  temporary=$(mktemp -d) # new and only this user's: nginx, which may be root, loads code that its configuration names
+  [ "$(id -u)" -ne 0 ] || chmod 711 "$temporary" # its worker is then another user, who may enter
   polls=${GOLDFINCH_POLLS:-60}
   # nginx keeps connections to the SuperLink open, and for that looks its name up only when it reads its configuration.
   # So the name is looked up here, and again every few seconds: a SuperLink that is made again may have another address.
@@ -131,9 +132,12 @@ proxy)
   }
   address=$(look_up)
   configure "$address"
-  rm -f "$temporary/shared.sock" # of an nginx that was killed
   (watch $$ "$address" &) # $$ is nginx from here on; the loop, no child of its, ends after it
-  exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf"
+  # nginx opens /dev/stdout, and a socket, which systemd gives, cannot be opened. So it writes to a pipe with a name. When
+  # nginx has ended, the pipe ends, and the folder is removed; systemd's SIGTERM to all of a service is left to nginx.
+  mkfifo "$temporary/log"
+  (trap '' TERM INT HUP && cat "$temporary/log" && rm -r "$temporary" &)
+  exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf" >"$temporary/log"
   ;;
 supernode)
   folder=${GOLDFINCH_KEY:-$certificates/node}
