@@ -13,10 +13,12 @@ superlink=${GOLDFINCH_SUPERLINK:-superlink:8000}
 say() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) $role: $*" >&2; }
 logged="python3 -P -m common.log_lines"
 
-# A missing file is the usual mistake; say which one and who makes it.
+# A missing file is the usual mistake; say which one and where it comes from.
 need() {
+  origin="it is made by the certificates service"
+  [ "$role" != supernode ] || origin="it is in this device's archive: copy it, and chown it to user $(id -u)"
   for file in "$@"; do
-    [ -r "$file" ] || { say "$file is missing or not readable by user $(id -u); it is made by the certificates service"; exit 78; }
+    [ -r "$file" ] || { say "$file is missing or not readable by user $(id -u); $origin"; exit 78; }
   done
 }
 
@@ -79,12 +81,14 @@ serverapp)
   exec $logged flower-superexec --runtime-api-address "$superlink" --root-certificates "$certificates/serverapp/ca.crt" \
     --superexec-auth-secret-file "$certificates/serverapp/superexec.secret" "$@"
   ;;
-enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client ...
+enrol) # a new device is enrolled by making its key and running this again; GOLDFINCH_CLIENTS: node=client, one a line
   connection
   if [ $# -eq 0 ]; then
-    for pair in ${GOLDFINCH_CLIENTS:-}; do
-      if may_take_part "${pair%%=*}"; then set -- "$@" --client "$pair"; fi
-    done
+    while read -r pair; do # a domain's name may have blanks
+      if [ -n "$pair" ] && may_take_part "${pair%%=*}"; then set -- "$@" --client "$pair"; fi
+    done <<END
+${GOLDFINCH_CLIENTS:-}
+END
     for node in ${GOLDFINCH_MORE_NODES:-}; do
       if may_take_part "$node"; then set -- "$@" --node "$node"; fi
     done
