@@ -24,12 +24,13 @@ from server.flower.processes import is_address
 
 README = """Goldfinch on the device @NAME@, which is the client @CLIENT@ of @SERVER@.
 
-1. Edit settings.env: the data folder, and the limits of memory and CPU.
+1. Edit settings.env: the data folder, the limits of memory and CPU, a GPU.
 2. Have Goldfinch here: the image goldfinch:@VERSION@ (docker load), or a checkout at /opt/goldfinch with
    make setup EXTRAS=device TORCH_INDEX=<index of PyTorch's CPU wheels>; a limit of epsilon: EXTRAS=device,privacy.
 3. sudo ./start
 Its log: docker logs goldfinch, or journalctl -u goldfinch. Is it in contact: docker ps, or systemctl status goldfinch.
 Its numbers for a monitor: metrics.prom in its state folder /var/lib/goldfinch, or in the volume goldfinch-state.
+Later changes: edit /etc/goldfinch/settings.env, then sudo /etc/goldfinch/start.
 This folder holds the device's key: after the start, delete it and the archive.
 """
 
@@ -45,6 +46,10 @@ GOLDFINCH_CPUS=2
 GOLDFINCH_MEMORY=3g
 # further keys of --node-config, such as methods="fpl" privacy-max-epsilon=8.0; epsilon needs the extra privacy
 GOLDFINCH_NODE_CONFIG=
+# a GPU; its container needs the option --gpus all, too
+#GOLDFINCH_DEVICE=cuda:0
+# further options of docker run
+GOLDFINCH_DOCKER_OPTIONS=
 """
 
 UNIT = """[Unit]
@@ -73,8 +78,9 @@ CPUQuota=200%
 TasksMax=1024
 NoNewPrivileges=true
 ProtectSystem=strict
-ProtectHome=true
+ProtectHome=tmpfs
 PrivateTmp=true
+BindReadOnlyPaths="/srv/images"
 
 [Install]
 WantedBy=multi-user.target
@@ -84,41 +90,77 @@ START = """#!/bin/sh
 # Start this device: by Docker if the image is here, else by systemd, else in the foreground.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-[ "$(id -u)" -eq 0 ] || { echo "start: run it with sudo" >&2; exit 1; }
-install -d -m 0700 /etc/goldfinch
-install -m 0600 "$here/key" "$here/ca.crt" "$here/settings.env" /etc/goldfinch/
-value() { sed -n "s/^$1=//p" /etc/goldfinch/settings.env; }
+say() { printf 'start: %s\\n' "$*" >&2; }
+[ "$(id -u)" -eq 0 ] || { say "run it with sudo"; exit 1; }
+# the code that runs bring would be the user goldfinch, who reads the server's keys
+[ ! -e /etc/goldfinch/authority ] && [ ! -e /etc/goldfinch/server ] || {
+  say "/etc/goldfinch has the keys of a server; a device is a machine of its own"
+  exit 1
+}
+install -d -o root -g root -m 0711 /etc/goldfinch # root's, as is the script: both decide what root does
+if [ "$here" != /etc/goldfinch ]; then
+  install -m 0600 "$here/key" "$here/ca.crt" "$here/settings.env" /etc/goldfinch/
+  install -m 0755 "$here/start" /etc/goldfinch/
+  install -m 0644 "$here/goldfinch.service" /etc/goldfinch/
+fi
+value() { sed -n "s/^$1=//p" /etc/goldfinch/settings.env | tail -n 1; }
 data=$(value GOLDFINCH_DATA)
-[ -d "$data" ] || { echo "start: GOLDFINCH_DATA=$data in settings.env is not a folder" >&2; exit 1; }
+case $data in
+"" | [!/]* | *[%:\\"\\\\]*)
+  say "GOLDFINCH_DATA=$data in settings.env is not a whole path without the signs % : \\" \\\\"
+  exit 1
+  ;;
+esac
+[ -d "$data" ] || { say "GOLDFINCH_DATA=$data in settings.env is not a folder"; exit 1; }
+memory=$(value GOLDFINCH_MEMORY | tr '[:lower:]' '[:upper:]')
+memory=${memory%B} # systemd has no 3GB
+echo "$memory" | grep -Eqx '[0-9]+(\\.[0-9]+)?[KMGT]?' || {
+  say "GOLDFINCH_MEMORY=$(value GOLDFINCH_MEMORY) in settings.env is not a size such as 3g or 1500m"
+  exit 1
+}
+cpus=$(value GOLDFINCH_CPUS)
+echo "$cpus" | grep -Eqx '[0-9]+(\\.[0-9]+)?' &&
+  cpu=$(echo "$cpus" | awk '{printf "%.0f%%", 100 * $1; exit $1 < 0.01}') || {
+  say "GOLDFINCH_CPUS=$cpus in settings.env is not a number of CPUs such as 2 or 0.5"
+  exit 1
+}
 if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/dev/null 2>&1; then
-  chown -R 10001:10001 /etc/goldfinch # the user of the image
+  chown 10001:10001 /etc/goldfinch/key /etc/goldfinch/ca.crt # the user of the image
+  docker run --rm --network none --volume "$data:/data:ro" goldfinch:@VERSION@ sh -c '[ -r /data ] && [ -x /data ]' || {
+    say "the image's user, 10001, cannot read GOLDFINCH_DATA=$data: chmod -R o+rX it"
+    exit 1
+  }
   docker rm --force goldfinch >/dev/null 2>&1 || true # of an earlier start; its state is in the volume
   exec docker run --detach --name goldfinch --init --restart unless-stopped \\
     --read-only --tmpfs /tmp:size=512m,mode=1777 --cap-drop ALL --security-opt no-new-privileges \\
-    --memory "$(value GOLDFINCH_MEMORY)" --cpus "$(value GOLDFINCH_CPUS)" --pids-limit 1024 \\
+    --memory "$memory" --cpus "$cpus" --pids-limit 1024 \\
     --log-driver json-file --log-opt max-size=10m --log-opt max-file=3 \\
     --health-cmd 'python3 -IS /opt/goldfinch/health.py /var/lib/goldfinch/metrics.prom' \\
     --health-interval 15s --health-timeout 30s --health-retries 3 --health-start-period 180s \\
     --env-file /etc/goldfinch/settings.env --env GOLDFINCH_DATA=/data \\
     --volume /etc/goldfinch:/certificates/node:ro --volume "$data:/data:ro" \\
-    --volume goldfinch-state:/var/lib/goldfinch goldfinch:@VERSION@ supernode
+    --volume goldfinch-state:/var/lib/goldfinch $(value GOLDFINCH_DOCKER_OPTIONS) goldfinch:@VERSION@ supernode
 fi
 [ -x /opt/goldfinch/.venv/bin/goldfinch-supernode ] || {
-  echo "start: neither the image goldfinch:@VERSION@ nor /opt/goldfinch/.venv is here; see README" >&2
+  say "neither the image goldfinch:@VERSION@ nor /opt/goldfinch/.venv is here; see README"
   exit 1
 }
 id goldfinch >/dev/null 2>&1 || useradd --system --home-dir /var/lib/goldfinch --shell /usr/sbin/nologin goldfinch
-chown -R goldfinch: /etc/goldfinch
+chown goldfinch: /etc/goldfinch/key /etc/goldfinch/ca.crt
+setpriv --reuid goldfinch --regid goldfinch --clear-groups sh -c '[ -r "$0" ] && [ -x "$0" ]' "$data" || {
+  say "user goldfinch cannot read GOLDFINCH_DATA=$data: chmod -R o+rX it, and chmod o+x the folders above it"
+  exit 1
+}
 if [ -d /run/systemd/system ]; then
-  memory=$(value GOLDFINCH_MEMORY | tr '[:lower:]' '[:upper:]')
-  cpu=$(value GOLDFINCH_CPUS | awk '{print 100 * $1 "%"}')
-  sed -e "s/^MemoryMax=.*/MemoryMax=$memory/" -e "s/^CPUQuota=.*/CPUQuota=$cpu/" "$here/goldfinch.service" \
+  folder=$(echo "$data" | sed 's/[&|]/\\\\&/g')
+  sed -e "s/^MemoryMax=.*/MemoryMax=$memory/" -e "s/^CPUQuota=.*/CPUQuota=$cpu/" \\
+    -e "s|^BindReadOnlyPaths=.*|BindReadOnlyPaths=\\"$folder\\"|" "$here/goldfinch.service" \\
     >/etc/systemd/system/goldfinch.service
   systemctl daemon-reload
   systemctl enable goldfinch
   exec systemctl restart goldfinch # also a running one, for changed settings
 fi
-echo "start: neither Docker nor systemd is here; it runs in the foreground" >&2
+say "neither Docker nor systemd is here; it runs in the foreground"
 install -d -o goldfinch /var/lib/goldfinch
 while IFS= read -r line; do
   case $line in [A-Z]*=*) export "$line" ;; esac

@@ -54,7 +54,7 @@ def settings_of(kit: Path) -> dict[str, str]:
 def container(text: str) -> dict[str, list[str]]:
     """Return the options of the one ``docker run --detach`` in a text: values by name; the rest has an empty name."""
     (command,) = re.findall(r"docker run --detach(?:.*\\\n)+.*$", text, re.MULTILINE)
-    words = shlex.split(command.replace("\\\n", " "))[2:]
+    words = shlex.split(command.replace("\\\n", " ").replace("$(value GOLDFINCH_DOCKER_OPTIONS)", ""))[2:]
     options: dict[str, list[str]] = {}
     while words:
         word = words.pop(0)
@@ -93,8 +93,8 @@ def test_the_container_of_a_kit_has_the_limits_of_the_demonstration_s_devices(ki
 
 def test_the_documented_container_is_that_of_a_kit(kit: Path) -> None:
     text = (kit / "start").read_text()
-    for name, value in settings_of(kit).items():
-        text = text.replace(f"$(value {name})", value)
+    for name, setting in {"$memory": "GOLDFINCH_MEMORY", "$cpus": "GOLDFINCH_CPUS"}.items():
+        text = text.replace(f'"{name}"', settings_of(kit)[setting])
     of_kit, documented = container(text), container((ROOT / "docs" / "deploy.md").read_text())
     assert [volume.partition(":")[2] for volume in documented.pop("--volume")] == [
         volume.partition(":")[2] for volume in of_kit.pop("--volume")
@@ -115,24 +115,140 @@ def test_the_service_of_a_kit_has_the_limits_of_its_container(kit: Path) -> None
     assert f"exit {unit['SuccessExitStatus']}' TERM INT" in (ROOT / "docker" / "entrypoint.sh").read_text()
 
 
-def test_the_limits_that_a_device_s_owner_sets_reach_the_service(kit: Path, tmp_path: Path) -> None:
-    """The lines of the script that write the unit, with changed settings."""
-    script = (kit / "start").read_text()
-    lines = script[script.index("value()") : script.index("data=")]
-    lines += script[script.index("  memory=") : script.index("  systemctl daemon-reload")]
-    text = (kit / "settings.env").read_text().replace("GOLDFINCH_MEMORY=3g", "GOLDFINCH_MEMORY=1500m")
-    (tmp_path / "settings.env").write_text(text.replace("GOLDFINCH_CPUS=2", "GOLDFINCH_CPUS=0.5"))
-    lines = lines.replace("/etc/goldfinch/", f"{tmp_path}/").replace("/etc/systemd/system/", f"{tmp_path}/")
-    subprocess.run(["sh", "-euc", lines], env={"PATH": "/usr/bin:/bin", "here": str(kit)}, check=True)
-    unit = (tmp_path / "goldfinch.service").read_text()
-    assert "\nMemoryMax=1500M\nCPUQuota=50%\n" in unit
-    assert unit.replace("1500M", "3G").replace("50%", "200%") == (kit / "goldfinch.service").read_text()
+PROGRAMS = {
+    "id": "echo 0",
+    "chown": "",
+    "useradd": "",
+    "install": 'for word; do case $word in -o|-g|root) ;; *) set -- "$@" "$word" ;; esac; shift; done; '
+    'PATH=/usr/bin:/bin exec install "$@"',
+    "setpriv": 'while [ "$1" != sh ]; do shift; done; exec "$@"',
+    "systemctl": "",
+    "docker": 'case "$1 $2" in "image inspect") [ -e "$0.image" ] ;; "run --detach") printf "%s|" "$@" ;; '
+    '"run --rm") [ ! -e "$0.denied" ] ;; esac',
+}
+"""Stand-ins for what only root may do, and for a Docker that has the image if a file says so."""
+
+
+def start(kit: Path, folder: Path, *, image: bool = False, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the start of a kit with these settings; ``folder`` stands for the file system's root, and has ``images``."""
+    for name in ("bin", "images", "opt/goldfinch/.venv/bin", "run/systemd/system", "etc/systemd/system"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name, text in {f"bin/{name}": text for name, text in PROGRAMS.items()}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "opt/goldfinch/.venv/bin/goldfinch-supernode").symlink_to("/bin/true")
+    if image:
+        (folder / "bin/docker.image").touch()
+    shutil.copytree(kit, folder / "kit")
+    text = (kit / "settings.env").read_text()
+    for name, value in {"GOLDFINCH_DATA": str(folder / "images"), **settings}.items():
+        text = re.sub(f"^{name}=.*$", lambda _, line=f"{name}={value}": line, text, flags=re.MULTILINE)  # type: ignore[misc]
+    (folder / "kit/settings.env").write_text(text)
+    script = re.sub("/(etc|opt|run)/", rf"{folder}/\1/", (kit / "start").read_text())
+    (folder / "kit/start").write_text(script)
+    return again(folder, "kit")
+
+
+def again(folder: Path, place: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", str(folder / place / "start")]
+    path = f"{folder}/bin:/usr/bin:/bin"
+    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("memory", "cpus", "expected"),
+    [("1500m", "0.5", ("1500M", "50%")), ("3gb", "2", ("3G", "200%")), ("1.5GB", "0.333", ("1.5G", "33%"))],
+)
+def test_the_limits_that_a_device_s_owner_sets_reach_the_service(
+    memory: str, cpus: str, expected: tuple[str, str], kit: Path, tmp_path: Path
+) -> None:
+    done = start(kit, tmp_path, GOLDFINCH_MEMORY=memory, GOLDFINCH_CPUS=cpus)
+    assert (done.returncode, done.stderr) == (0, "")
+    unit = (tmp_path / "etc/systemd/system/goldfinch.service").read_text()
+    assert f"\nMemoryMax={expected[0]}\nCPUQuota={expected[1]}\n" in unit
+    shown = unit.replace(expected[0], "3G").replace(expected[1], "200%").replace(f"{tmp_path}/images", "/srv/images")
+    assert shown == (kit / "goldfinch.service").read_text()
+
+
+def test_a_service_sees_its_data_wherever_they_are(kit: Path, tmp_path: Path) -> None:
+    """It sees nothing else of /home and /tmp."""
+    data = tmp_path / "images of ward A & B | C"
+    data.mkdir()
+    assert start(kit, tmp_path, GOLDFINCH_DATA=str(data)).stderr == ""
+    unit = tmp_path / "etc/systemd/system/goldfinch.service"
+    assert f'\nProtectHome=tmpfs\nPrivateTmp=true\nBindReadOnlyPaths="{data}"\n' in unit.read_text()
+
+
+@pytest.mark.parametrize("image", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("GOLDFINCH_MEMORY", "three", "is not a size such as 3g"),
+        ("GOLDFINCH_MEMORY", "", "is not a size such as 3g"),
+        ("GOLDFINCH_CPUS", "", "is not a number of CPUs"),
+        ("GOLDFINCH_CPUS", "0", "is not a number of CPUs"),
+        ("GOLDFINCH_CPUS", "all", "is not a number of CPUs"),
+        ("GOLDFINCH_DATA", "", "is not a whole path"),
+        ("GOLDFINCH_DATA", "images", "is not a whole path"),
+        ("GOLDFINCH_DATA", "/srv/a:b", "is not a whole path"),
+        ("GOLDFINCH_DATA", "/srv/a\\b", "is not a whole path"),
+        ("GOLDFINCH_DATA", '"/srv/a"', "is not a whole path"),
+        ("GOLDFINCH_DATA", "/nowhere", "is not a folder"),
+    ],
+)
+def test_a_setting_that_neither_docker_nor_systemd_would_take_is_named(
+    setting: str, value: str, said: str, image: bool, kit: Path, tmp_path: Path
+) -> None:
+    done = start(kit, tmp_path, image=image, **{setting: value})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"start: {setting}={value} in settings.env {said}"), done.stderr
+
+
+def test_data_that_the_service_or_the_container_cannot_read_are_named(kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "service").mkdir()
+    (tmp_path / "container" / "bin").mkdir(parents=True)
+    denied = {"setpriv": "exit 1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROGRAMS, "setpriv", denied["setpriv"])
+        done = start(kit, tmp_path / "service")
+    assert (done.returncode, "user goldfinch cannot read GOLDFINCH_DATA" in done.stderr) == (1, True)
+    (tmp_path / "container" / "bin" / "docker.denied").touch()
+    done = start(kit, tmp_path / "container", image=True)
+    assert (done.returncode, done.stdout, "user, 10001, cannot read" in done.stderr) == (1, "", True)
+
+
+def test_a_container_gets_further_options_of_docker(kit: Path, tmp_path: Path) -> None:
+    done = start(kit, tmp_path, image=True, GOLDFINCH_DOCKER_OPTIONS="--gpus all --network devices")
+    assert done.stderr == ""
+    assert f"|--gpus|all|--network|devices|goldfinch:{VERSION}|supernode|" in done.stdout
+
+
+def test_settings_are_changed_without_the_kit_and_by_root_alone(kit: Path, tmp_path: Path) -> None:
+    """What root runs and reads does not belong to the device's user, and an option of Docker gives all rights."""
+    start(kit, tmp_path)
+    shutil.rmtree(tmp_path / "kit")
+    kept = tmp_path / "etc/goldfinch"
+    text = (kept / "settings.env").read_text()
+    (kept / "settings.env").write_text(text.replace("GOLDFINCH_MEMORY=3g", "GOLDFINCH_MEMORY=4g"))
+    assert again(tmp_path, "etc/goldfinch").stderr == ""
+    assert "\nMemoryMax=4G\n" in (tmp_path / "etc/systemd/system/goldfinch.service").read_text()
+    owned = re.findall(r"^ *chown (.*)$", (kit / "start").read_text(), re.MULTILINE)
+    assert len(owned) == 2
+    assert all(re.match(r"\S+ /etc/goldfinch/key /etc/goldfinch/ca.crt\b", line) for line in owned)
+
+
+@pytest.mark.parametrize("folder", ["authority", "server"])
+def test_a_kit_is_not_started_where_a_server_s_keys_are(folder: str, kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc/goldfinch" / folder).mkdir(parents=True)
+    done = start(kit, tmp_path)
+    assert (done.returncode, "has the keys of a server" in done.stderr) == (1, True)
+    assert [path.name for path in (tmp_path / "etc/goldfinch").iterdir()] == [folder]
 
 
 def test_a_second_start_of_the_service_applies_changed_settings(kit: Path, tmp_path: Path) -> None:
     """``systemctl enable --now`` leaves a running service as it is."""
     script = (kit / "start").read_text()
-    lines = script[script.index("  systemctl daemon-reload") : script.index('fi\necho "start: neither Docker')]
+    lines = script[script.index("  systemctl daemon-reload") : script.index('fi\nsay "neither Docker')]
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n')
     (tmp_path / "systemctl").chmod(0o755)
     subprocess.run(["sh", "-euc", lines], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
