@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-HEARTBEAT, SECONDS = "goldfinch_last_heartbeat_timestamp_seconds", 60.0
-"""The number in the file, and how old a heartbeat may be."""
+HEARTBEAT, SECONDS, AHEAD = "goldfinch_last_heartbeat_timestamp_seconds", 60.0, 5.0
+"""The number in the file, how old a heartbeat may be, and how far in the future: then the clock was set back since."""
 
 
 def has_contact(path: str) -> bool:
@@ -27,7 +27,7 @@ def has_contact(path: str) -> bool:
         if name == HEARTBEAT:
             seconds = time.time() - float(number)
             print(f"last heartbeat {seconds:.0f} s ago", file=sys.stderr)
-            return seconds < SECONDS
+            return -AHEAD <= seconds < SECONDS
     print(f"{path}: no heartbeat yet", file=sys.stderr)
     return False
 

@@ -270,6 +270,7 @@ def test_the_page_leaves_time_to_edit_a_kit_s_settings() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_service_of_a_kit(kit: Path, tmp_path: Path) -> None:
     text = (kit / "goldfinch.service").read_text().replace("/opt/goldfinch/docker/entrypoint.sh", "/bin/true")
+    text = text.replace('"/srv/images"', '"/home/me/images of ward A & B"').replace("MemoryMax=3G", "MemoryMax=1.5G")
     (tmp_path / "goldfinch.service").write_text(text)
     command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "goldfinch.service")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
