@@ -276,6 +276,18 @@ def test_a_missing_certificate_is_named(tmp_path: Path, role: str, message: str)
     assert without_time(result.stderr.splitlines()) == []
 
 
+def test_the_page_s_command_for_both_authorities_writes_outside_the_container(tmp_path: Path) -> None:
+    """The folder /certificates, between its volumes, is read-only there."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (command,) = re.findall(r"`docker compose run --rm --no-deps -T certificates (sh -c '.*' >ca.crt)`", page)
+    for name in ("authority/ca.crt", "authority/new/authority/ca.crt"):
+        path = tmp_path / "certificates" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+    subprocess.run(command.replace("/certificates/", "certificates/"), shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "ca.crt").read_text() == "authority/ca.crt\nauthority/new/authority/ca.crt\n"
+
+
 def test_the_image_installs_the_dependencies_without_the_simulation() -> None:
     chosen = runpy.run_path(str(DOCKER / "dependencies.py"))["dependencies"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
