@@ -158,14 +158,13 @@ def open_study(study: TuningStudy, storage: BaseStorage, place: str, remedy: str
 
 def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remedy: str) -> Study:
     """Return Optuna's study with a name; a new one gets the subject of the study."""
-    opened = _made(name, storage)
-    known, subject = opened.user_attrs.get("subject"), study.subject
+    subject = study.subject
+    opened, begun, known = _look_up(name, storage)
     if study.overwrite and isinstance(known, dict) and known != subject:
         with contextlib.suppress(KeyError):  # another process of the same comparison has deleted it
             storage.delete_study(opened._study_id)
-        opened = _made(name, storage)
-        known = opened.user_attrs.get("subject")
-    if known is None and not opened.trials:
+        opened, begun, known = _look_up(name, storage)
+    if known is None and not begun:
         opened.set_user_attr("subject", subject)
     elif not isinstance(known, dict):
         raise CheckpointError(f"{place} is damaged or from another program: its study {name} has no settings")
@@ -176,6 +175,16 @@ def _open(name: str, study: TuningStudy, storage: BaseStorage, place: str, remed
             told = f"of other code{_where(study)}"
         raise ConfigError(f"{place} holds a comparison {told}. {remedy}")
     return opened
+
+
+def _look_up(name: str, storage: BaseStorage) -> tuple[Study, bool, Any]:
+    """Return Optuna's study with a name, whether it has a trial, and its subject; ``None`` if it has none yet.
+
+    Trials are read first: another process that begins the study at this moment writes the subject before a trial.
+    """
+    opened = _made(name, storage)
+    begun = bool(opened.trials)
+    return opened, begun, opened.user_attrs.get("subject")
 
 
 def _made(name: str, storage: BaseStorage) -> Study:

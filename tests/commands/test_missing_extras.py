@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.runs import run
-from support.toy import toy_settings
 
 from common.extras import EXTRA_OF
+from common.settings import load_settings
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,9 @@ raise SystemExit(main({words!r}))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("run")
-    run(toy_settings("fpl", output, train={"rounds": 1}))
+    words = ["data=glyphs", "data.domains=[printed,sketch]", "model=small", "method=fpl", "protocol.samples=24"]
+    words += ["train.rounds=1", "train.local_steps=1", "train.device=cpu", "rounds.test_samples=8", f"output={output}"]
+    run(load_settings(words))
     return output
 
 

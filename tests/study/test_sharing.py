@@ -112,6 +112,28 @@ def finish(shared: SharedStudy, lines: list[str] | None = None) -> None:
         pass
 
 
+def test_a_study_that_another_process_begins_meanwhile_is_not_taken_for_damaged(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process opens the study and does a trial just before this one reads whether there are trials."""
+    plain = optuna.Study.trials
+    others: list[str] = []
+
+    def read(study: optuna.Study) -> list[Any]:
+        if not others:
+            others.append(study.study_name)
+            assert step(process(tmp_path, ""))
+        found: list[Any] = plain.__get__(study)
+        return found
+
+    monkeypatch.setattr(optuna.Study, "trials", property(read))
+    shared = process(tmp_path, "")
+    assert others == [shared.study.name]
+    assert len(shared.trials.trials) == 1
+    finish(shared)
+    assert len(outcomes(shared)) == 10
+
+
 def outcomes(shared: SharedStudy) -> list[Outcome]:
     found: list[Outcome] = []
     for trial in finished_trials(shared.trials):
