@@ -6,7 +6,8 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -482,10 +483,101 @@ def test_the_comparison_that_is_trained_to_the_end_has_the_table_of_its_runs() -
         assert f" {rows[name].difference} |" in (RESULTS / "net_size.md").read_text()
     assert f"FPL minus FedAvg is {rows['fpl'].difference}" in words(RESULTS.parents[1] / "README.md")
     assert f"FedDyn minus FedAvg {rows['feddyn'].difference}" in words(RESULTS / "README.md")
-    gains: dict[str, list[float]] = {}
-    for row in read_all(RESULTS / "trained_validation.csv"):
-        gains.setdefault(row["method"], []).append(float(row["rounds 51 to 60"]) - float(row["rounds 41 to 50"]))
-    means = {method: statistics.mean(found) for method, found in gains.items()}
-    assert gains.keys() == rows.keys()
+    means = validation_gains("samples", 60)
+    assert means.keys() == rows.keys()
     assert f"validation gains {statistics.mean(means.values()):.1f} points" in words(RESULTS / "trained.md")
     assert f"by method {min(means.values()):.1f} to {max(means.values()):.1f}" in words(RESULTS / "trained.md")
+
+
+def validation_gains(weighting: str, rounds: int) -> dict[str, float]:
+    """What validation gains in the last rounds of the runs of so many rounds, by method."""
+    gains: dict[str, list[float]] = {}
+    for row in read_all(RESULTS / "trained_validation.csv"):
+        if (row["weighting"], row["rounds"]) == (weighting, str(rounds)):
+            gains.setdefault(row["method"], []).append(float(row["last"]) - float(row["earlier"]))
+    assert {len(found) for found in gains.values()} == {6}
+    return {method: statistics.mean(found) for method, found in gains.items()}
+
+
+def long_runs(weighting: str) -> dict[str, list[StudyRun]]:
+    """The runs of two hundred rounds, by method."""
+    found: dict[str, list[StudyRun]] = {}
+    for run in read_runs(RESULTS / "trained_200.csv"):
+        if run.board == f"office_caltech-small-views_none-{weighting}":
+            found.setdefault(run.method, []).append(run)
+    return found
+
+
+def test_the_runs_of_two_hundred_rounds_have_the_settings_of_those_of_sixty_and_the_table_has_their_scores() -> None:
+    searched: dict[tuple[str, int], dict[str, float]] = {}
+    for run in read_runs(RESULTS / "trained.csv"):
+        if run.kind == "final":
+            searched[run.method, run.number] = run.values
+    page = RESULTS / "trained.md"
+    section_of_them = section(page.read_text(), "Two hundred rounds, both weightings")
+    stated = {cells[0].strip(): cells[1:] for cells in rows_of(section_of_them)}
+    scores: dict[tuple[str, str], list[float]] = {}
+    for weighting in ("samples", "uniform"):
+        by_method = long_runs(weighting)
+        assert by_method.keys() == {method for method, _ in searched}
+        for method, runs in by_method.items():
+            assert {(method, run.number): run.values for run in runs} == {
+                key: values for key, values in searched.items() if key[0] == method
+            }
+            assert {run.rounds for run in runs} == {200}
+            scores[weighting, method] = study_scores(runs)
+    for method, cells in stated.items():
+        minus: list[str] = []
+        for weighting in ("samples", "uniform"):
+            text = ""
+            if method not in ("fedavg", "fedbn"):
+                text = difference(scores[weighting, method], scores[weighting, "fedavg"])
+            minus.append(text)
+        ours = [cell(scores["samples", method]), minus[0], cell(scores["uniform", method]), minus[1]]
+        assert cells == [*ours, difference(scores["uniform", method], scores["samples", method])]
+    assert stated.keys() == {method for method, _ in searched}
+
+
+def test_what_pages_say_of_two_hundred_rounds_agrees_with_the_runs() -> None:
+    text = words(RESULTS / "trained.md")
+    by_weighting = {weighting: long_runs(weighting) for weighting in ("samples", "uniform")}
+    smallest: list[float] = []
+    for by_method in by_weighting.values():
+        base = study_scores(by_method["fedavg"])
+        shared = [runs for method, runs in by_method.items() if method not in ("fedavg", "fedbn")]
+        smallest.append(min(holm([paired_difference(study_scores(runs), base).p or 0.0 for runs in shared])))
+    assert f"smallest p after Holm {min(smallest):.2f}" in text
+    uniform, samples = by_weighting["uniform"], by_weighting["samples"]
+    changes = {
+        method: paired_difference(study_scores(uniform[method]), study_scores(samples[method])) for method in uniform
+    }
+    corrected = dict(zip(changes, holm([change.p or 0.0 for change in changes.values()]), strict=True))
+    assert f"FedAvg {changes['fedavg'].text(1)} (p {corrected['fedavg']:.3f} after Holm over the eight; " in text
+    assert f"FedProx's {corrected['fedprox']:.3f})" in text
+    assert {method for method, p in corrected.items() if p < 0.05} == {"fedavg", "fedprox"}
+    for page in ("README.md", "recommendation.md"):
+        assert changes["fedavg"].text(1) in words(RESULTS / page)
+    images = {"amazon": 144, "caltech": 178, "dslr": 24, "webcam": 46}
+
+    def by_images(runs: Sequence[StudyRun]) -> list[float]:
+        weighted = [replace(run, score=image_weighted(run.accuracy, images)) for run in runs]
+        return study_scores(weighted)
+
+    assert f"by images {difference(by_images(uniform['fedavg']), by_images(samples['fedavg']))}" in text
+
+    def of_domain(runs: Sequence[StudyRun], name: str) -> list[float]:
+        return study_scores([replace(run, score=run.accuracy[name]) for run in runs])
+
+    found = {
+        name: difference(of_domain(uniform["fedavg"], name), of_domain(samples["fedavg"], name)) for name in images
+    }
+    assert {found["dslr"].partition(" ")[0], found["webcam"].partition(" ")[0]} == {"+16.7"}
+    assert f"DSLR and Webcam +16.7 each, Amazon {found['amazon']}" in text
+    gains = [statistics.mean(validation_gains(weighting, 200).values()) for weighting in ("samples", "uniform")]
+    assert f"{gains[0]:.1f} points in the last 20 rounds by samples, {gains[1]:.1f} with uniform weights" in text
+
+
+def image_weighted(accuracy: Mapping[str, float], images: Mapping[str, int]) -> float:
+    """The share of all test images that are right, in per cent."""
+    right = sum(accuracy[name] * count for name, count in images.items())
+    return right / sum(images.values())
