@@ -97,7 +97,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "infinite loss": (
         "return Losses(terms)",
         "return Losses({'b': batch.cross_entropy() * float('nan')})",
-        "the loss b is nan, .*train.learning_rate",
+        "the loss b is nan: .*lower train.learning_rate",
     ),
     "no return of a state": ("    @property", f"{SUPER}\n    @property", "WarmContrast.aggregate returns nothing"),
     "other dtypes": (

@@ -309,7 +309,7 @@ def test_a_further_tensor_of_a_weight_s_name_does_not_hide_the_weight(settings: 
     good = Payload(dict(server.shared), extra={"head.bias": torch.zeros(4)}, header=facts)
     assert gate.admit(request, read_header(Answer, facts), good, client) is not None
     huge = replace(good, weights={**good.weights, "head.bias": torch.full((4,), 1e30)})
-    with pytest.raises(PayloadError, match=r"head.bias has norm .* use a smaller train\.learning_rate or"):
+    with pytest.raises(PayloadError, match=r"head.bias has norm .* lower train\.learning_rate or"):
         gate.admit(request, read_header(Answer, facts), huge, client)
 
 
