@@ -141,6 +141,7 @@ proxy)
   # nginx has ended, the pipe ends, and the folder is removed; systemd's SIGTERM to all of a service is left to nginx.
   mkfifo "$temporary/log"
   (trap '' TERM INT HUP && cat "$temporary/log" && rm -r "$temporary" &)
+  cd "$temporary" # where nginx's socket is
   exec nginx -e stderr -p "$temporary" -c "$temporary/nginx.conf" >"$temporary/log"
   ;;
 supernode)

@@ -49,7 +49,7 @@ def started(folder: Path, output: int) -> Iterator[Started]:
     """The proxy without a SuperLink, which refuses all the same; ``output`` is closed here."""
     files = Certificates(folder / "certificates")
     ensure(files.folder, [])
-    temporary = folder / "temporary"
+    temporary = folder / ("temporary-" + "x" * 100)  # longer than a Unix socket's path may be
     temporary.mkdir()
     address = f"127.0.0.1:{free_port()}"
     environment = {
@@ -68,7 +68,7 @@ def started(folder: Path, output: int) -> Iterator[Started]:
     os.close(output)
     proxy = Started(process, address, ssl.create_default_context(cafile=files.authority), temporary)
     try:
-        wait_until(proxy.refused, "the proxy", seconds=10)
+        wait_until(proxy.refused, "the proxy")
         yield proxy
     finally:
         process.terminate()
