@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from common.config import NonNegative, Positive, Search, checked
 from common.storage import GlobalState
@@ -73,8 +73,12 @@ class Combined(FedBN, FedDyn, FPL):
     @property
     def adapts(self) -> bool:
         """Whether the scored model differs from the received one."""
-        scores_mean = self.scored == "mean" and self.alpha > 0
-        return scores_mean or (self.local_normalisation and self.refresh_statistics)
+        return self.scores_mean or self.adapts_to_data
+
+    @property
+    def adapts_to_data(self) -> bool:
+        """Whether the running statistics are estimated again before each score."""
+        return self.local_normalisation and self.refresh_statistics
 
     @property
     def scores_own_training(self) -> bool:
@@ -88,16 +92,10 @@ class Combined(FedBN, FedDyn, FPL):
             names -= norm_state_names(model)
         return names
 
-    def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
-        """Return FedDyn's mean of the client models, or the model if the correction is switched off."""
-        if not self.alpha:
-            return state.weights
-        return FedDyn.scored_weights(self, state)
-
     def adapt(self, local: ClientContext) -> None:
         """Load FedDyn's mean; then estimate the running statistics for it if they are local."""
         FedDyn.adapt(self, local)
-        if self.local_normalisation and self.refresh_statistics:
+        if self.adapts_to_data:
             FedBN.adapt(self, local)
 
     def upload(self, local: ClientContext, trained: Trained) -> Upload:

@@ -74,9 +74,19 @@ class FedDyn(Averaging):
     scored: Literal["mean", "cloud"] = "mean"
 
     @property
-    def adapts(self) -> bool:
+    def scores_mean(self) -> bool:
         """Whether the scored model differs from the one that training starts from; with ``alpha=0`` they are equal."""
         return self.scored == "mean" and self.alpha > 0
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the mean is installed for a score."""
+        return self.scores_mean
+
+    @property
+    def adapts_to_data(self) -> bool:
+        """Return False: the mean is made by the server."""
+        return False
 
     @property
     def scores_own_training(self) -> bool:
@@ -94,7 +104,7 @@ class FedDyn(Averaging):
 
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
         """Return the mean of the client models, or the cloud model."""
-        if not self.adapts:
+        if not self.scores_mean:
             return state.weights
         return clients_mean(state, self.alpha)
 
@@ -115,7 +125,7 @@ class FedDyn(Averaging):
     def download(self, state: GlobalState, server: ServerContext) -> Download:
         """Return the model, and the scored model if it differs."""
         extra: dict[str, Tensor] = {}
-        if self.adapts and server.scoring:
+        if self.scores_mean and server.scoring:
             scored = self.scored_weights(state)
             for name in sorted(server.parameters):
                 extra[SCORED_PREFIX + name] = scored[name]

@@ -25,7 +25,6 @@ from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel, in_turn, without_paths
-from strategies.core.method import Method
 
 SAMPLES = 256
 """Images of each domain, or of each client's validation, on which files are compared with the run's own net."""
@@ -281,14 +280,13 @@ def _notes(run: RunModel, number: int, prototypes: int) -> tuple[str, ...]:
         prototypes: number of prototypes in the files.
     """
     method, attack = run.method, run.record.attack
-    adapted = method.adapts and type(method).scored_weights is Method.scored_weights
     earlier = method.scores_new_state and not method.personal
     notes: list[str] = []
     if not run.record.ended:
         notes.append(f"The run has not finished: this is round {number} of {run.settings.train.rounds}.")
     if attack:
         notes.append(f"Trained under a simulated attack: {attack}.")
-    if adapted:
+    if method.adapts_to_data:
         notes.append(
             "The score is of models that were adapted to each client's training images; this model was not adapted."
         )

@@ -220,6 +220,11 @@ class Method:
     def adapt(self, local: ClientContext) -> None:
         """Change the model for scoring only; the device restores it afterwards."""
 
+    @property
+    def adapts_to_data(self) -> bool:
+        """Whether :meth:`adapt` uses the client's images, so that an exported model is not the scored one."""
+        return self.adapts and type(self).scored_weights is Method.scored_weights
+
     def scored_weights(self, state: GlobalState) -> Mapping[str, Tensor]:
         """Return the shared weights that devices score, before :meth:`adapt`.
 

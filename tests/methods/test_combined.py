@@ -11,7 +11,10 @@ from support.toy import toy_settings
 
 from common.models.specs import Small
 from common.storage import GlobalState, tensors_sha256
+from goldfinch.commands.export import export
+from server.run.checkpoint import Checkpoints
 from strategies.combined import Combined
+from strategies.core.federation import Federation
 from strategies.fedbn import norm_state_names
 
 NO_PROTOTYPES = {"contrast": 0.0, "consistency": 0.0}
@@ -72,3 +75,20 @@ def test_the_pull_acts_on_kept_parameters_too(tmp_path):
 def test_without_the_correction_the_scored_model_is_the_average():
     state = GlobalState({"head.weight": torch.ones(2)}, round=1)
     assert Combined(**NO_CORRECTION).scored_weights(state) is state.weights
+
+
+def test_the_cloud_model_is_scored_with_local_normalisation_too(tmp_path):
+    """The mean was scored in its place, and sent with it, since local normalisation adapts a model as well."""
+    settings = toy_settings("combined", tmp_path, hyper={**LOCAL, "scored": "cloud"})
+    run(settings)
+    checkpoint = Checkpoints(tmp_path / "checkpoint").load()
+    assert settings.method.scored_weights(checkpoint.state) is checkpoint.state.weights
+    assert not settings.method.download(checkpoint.state, Federation(settings).server).extra
+
+
+def test_an_export_says_that_statistics_were_estimated_again_for_the_score(tmp_path):
+    for refresh in (True, False):
+        folder = tmp_path / str(refresh)
+        run(toy_settings("combined", folder, hyper={**LOCAL, "refresh_statistics": refresh}, train={"rounds": 1}))
+        notes = " ".join(export(folder, tmp_path / f"model {refresh}", client="dark-0").notes)
+        assert ("adapted to each client's training images" in notes) == refresh
