@@ -32,7 +32,7 @@ from common.numerics import seeded_globals
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage import MODEL_PREFIX, check_run_id, under_prefix, with_prefix
+from common.storage import LOCAL_PREFIX, MODEL_PREFIX, check_run_id, under_prefix, with_prefix
 from common.versions import combined_hash, package_versions
 from common.wire.messages import Answer, Registration, Request, header_of
 from common.wire.payload import Payload, cast_down
@@ -40,9 +40,6 @@ from strategies.core.method import Client, ClientContext, Method, Trained, Uploa
 
 _MODELS = threading.local()
 """The model of each thread with its initial state, so that a Ray actor or an inline worker builds its model once."""
-
-LOCAL_PREFIX = "local/"
-"""Prefix of the names of a method's own tensors in a client's state."""
 
 
 class Device:

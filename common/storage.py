@@ -37,6 +37,9 @@ from common.regular_files import MAX_TENSOR_FILE, check_regular
 MODEL_PREFIX = "model/"
 """Prefix, in a client's own state, of the model's tensors that are not shared, such as FedBN's batch norm layers."""
 
+LOCAL_PREFIX = "local/"
+"""Prefix, in a client's own state, of the names of a method's own tensors."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bundle:

@@ -195,14 +195,22 @@ class FDSE(Averaging):
 
     def adapt(self, local: ClientContext) -> None:
         """Install the client's mixed eraser, or the model that it trained last."""
-        install_eraser(local)
-        install_tensors(local.model, under_prefix(TRAINED, local.kept))
+        install_tensors(local.model, self.own_weights(local.extra, local.kept, local.client.index))
+
+    @property
+    def adapts_to_data(self) -> bool:
+        """Return False: the tensors were made in training."""
+        return False
+
+    def own_weights(self, extra: Mapping[str, Tensor], kept: Mapping[str, Tensor], place: int) -> Mapping[str, Tensor]:
+        """Return the client's mixed eraser, or the model that it trained last."""
+        return {**own_eraser(extra, place), **under_prefix(TRAINED, kept)}
 
     # ---- on the device ---------------------------------------------------------------------------------------------
 
     def begin(self, local: ClientContext) -> None:
         """Install the client's mixed eraser."""
-        install_eraser(local)
+        install_tensors(local.model, own_eraser(local.extra, local.client.index))
 
     def _regularises(self, local: ClientContext) -> bool:
         """Return whether the regulariser applies: not in round 1, whose statistics are an untrained network's."""
@@ -407,12 +415,12 @@ def install_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         state[name].copy_(tensor)
 
 
-def install_eraser(local: ClientContext) -> None:
-    """Copy the received eraser of the client into the model."""
+def own_eraser(extra: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    """Return the eraser of the client with index ``place``."""
     own: dict[str, Tensor] = {}
-    for name, table in under_prefix(ERASERS, local.extra).items():
-        own[name] = table[local.client.index]
-    install_tensors(local.model, own)
+    for name, table in under_prefix(ERASERS, extra).items():
+        own[name] = table[place]
+    return own
 
 
 # ---- its regulariser -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage import MODEL_PREFIX, read_tensors, under_prefix
+from common.storage import read_tensors, under_prefix
 from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."
@@ -204,7 +204,7 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
 
 
 def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) -> dict[str, Tensor]:
-    """Return the part of the model that a client kept.
+    """Return the tensors that a client kept: its part of the model, and its method's own.
 
     Args:
         folder: the client's own folder.
@@ -226,6 +226,6 @@ def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) 
             raise CheckpointError(
                 f"{folder.name}'s own state of that round is not in {folder}: it stays on the device that trained it"
             )
-        return under_prefix(MODEL_PREFIX, store.load(version).tensors)
+        return dict(store.load(version).tensors)
     except (DataError, PayloadError) as error:
         raise CheckpointError(f"the client's own state in {folder} cannot be used: {error}") from error

@@ -19,12 +19,13 @@ from common.metrics import RoundScore, domain_accuracy
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
-from common.storage import folder_name
+from common.storage import LOCAL_PREFIX, MODEL_PREFIX, folder_name, under_prefix
 from common.text import quantity, shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel, in_turn, without_paths
+from strategies.core.method import Method
 
 SAMPLES = 256
 """Images of each domain, or of each client's validation, on which files are compared with the run's own net."""
@@ -32,6 +33,7 @@ SAMPLES = 256
 RULE = "accuracy in % on each domain's test split"
 PART = "accuracy in % on a part of each domain's test split, {images}"
 CHOSEN = {"best": "best round by validation", "last": "last round"}
+MIXED = "The score is with tensors that the server has for each client; in this model are those that all share."
 SHARED = "shared"
 """In place of a client: the part that all clients share. No client has this name."""
 
@@ -225,12 +227,16 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     chosen = client or clients[0]
     if chosen not in clients or (client is None and len(clients) > 1):
         raise ConfigError(f"--client {client or 'is needed'}: {nearest(client or '', clients)}")
-    exchanges = build(description.architecture["method"], "method").exchanges
+    method = build(description.architecture["method"], "method")
     counted = {folder_name(name): version for name, version in description.kept.items()}
-    kept = kept_part(folder / chosen, counted.get(chosen), exchanges)
-    for name, tensor in kept.items():
+    kept = kept_part(folder / chosen, counted.get(chosen), method.exchanges)
+    own = method.own_weights({}, under_prefix(LOCAL_PREFIX, kept), 0)
+    for name, tensor in {**under_prefix(MODEL_PREFIX, kept), **own}.items():
         if name.startswith(("backbone.", "head.")):
             weights[name] = tensor
+    notes = description.notes
+    if not own and type(method).own_weights is not Method.own_weights:
+        notes = (*notes, MIXED)
     own = (description.score or {}).get("clients", {}).get(chosen)
     score = None
     if own:
@@ -238,6 +244,7 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     parts = description.architecture
     architecture = {**parts, "model": _network_of(parts["model"], build(parts["model"], "model"), chosen)}
     description = replace(description, architecture=architecture, client=chosen, complete=True, score=score, files={})
+    description = replace(description, notes=notes)
     return Content(description, weights, prototypes, *_images(description, data))
 
 

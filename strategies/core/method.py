@@ -220,6 +220,16 @@ class Method:
     def adapt(self, local: ClientContext) -> None:
         """Change the model for scoring only; the device restores it afterwards."""
 
+    def own_weights(self, extra: Mapping[str, Tensor], kept: Mapping[str, Tensor], place: int) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return what :meth:`adapt` puts in the place of shared weights for a client, none by default.
+
+        Args:
+            extra: the state's further tensors.
+            kept: the client's own tensors.
+            place: the client's index.
+        """
+        return {}
+
     @property
     def adapts_to_data(self) -> bool:
         """Whether :meth:`adapt` uses the client's images, so that an exported model is not the scored one."""

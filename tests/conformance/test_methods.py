@@ -142,7 +142,6 @@ def test_what_leaves_after_training_is_what_was_scored(method: str, baseline: Ba
     """A method that overrides ``compute`` or ``predict`` in evaluation states the same by ``inference``."""
     reasons = {
         "fedsr": "tests draw noise for each image, an exported model draws once: tests/exports compares the averages",
-        "fdse": "scored with the mixture of the erasers, exported with the client's own, which the model card says",
         "rucr": "scored before the round's last exchange, which the model card says",
     }
     if method in reasons:

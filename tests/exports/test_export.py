@@ -28,6 +28,7 @@ from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.overrides import quoted_override
 from common.prototypes import PrototypeSet
+from common.storage import under_prefix
 from goldfinch.cli import main
 from goldfinch.commands.export import RULE, export
 from goldfinch.commands.export import _of_run as of_run
@@ -37,6 +38,7 @@ from goldfinch.exports.formats import FORMATS, READERS, ExportError
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from server.run.checkpoint import Checkpoints
+from strategies.fdse import ERASERS
 from strategies.fedproto import FedProto
 from strategies.fedsr import FixedDraws, ProbabilisticModel
 
@@ -369,6 +371,23 @@ def test_a_device_whose_folder_holds_the_classes_completes_and_scores(
         assert "compared with the net on 4 test images of dark" in capsys.readouterr().out
         assert main(["evaluate", str(tmp_path / "mine"), *data, *words, "data.path=class"]) == 0
         assert "dark (no client had it)" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scored", ["trained", "mixture"])
+def test_a_device_exports_the_model_that_fdse_scored_or_says_that_it_cannot(scored: str, tmp_path: Path) -> None:
+    folder, shared = tmp_path / "run", tmp_path / "shared"
+    run(toy_settings("fdse", folder, hyper={"scored": scored}))
+    record = RunModel(RunRecord(folder))
+    whole = record.model("dark-0").state_dict()
+    for name, table in under_prefix(ERASERS, record.checkpoint.state.extra).items():
+        assert torch.equal(whole[name], table[1]) == (scored == "mixture")
+    export(folder, shared, client="shared")
+    export(folder / "clients", tmp_path / "mine", shared=shared, client="dark-0")
+    model = load_model(tmp_path / "mine")
+    same = all(torch.equal(tensor, whole[name]) for name, tensor in model.net.state_dict().items())
+    assert same == (scored == "trained")
+    noted = any("tensors that the server has for each client" in note for note in model.description.notes)
+    assert noted == (scored == "mixture")
 
 
 @needs_onnx
