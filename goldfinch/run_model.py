@@ -19,7 +19,7 @@ from common.exports.model import kept_part, without_training_parts
 from common.models.base import Model
 from common.numerics import generator
 from common.settings import RunSettings, settings_of
-from common.storage import LOCAL_PREFIX, MODEL_PREFIX, folder_name, under_prefix
+from common.storage import folder_name
 from goldfinch.record import RunRecord
 from server.run.accounting import LEDGER, ReleaseCounts, privacy_report
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
@@ -148,11 +148,7 @@ class RunModel:
         """
         model, state = self.shared_model(client)
         if len(state) < len(model.state_dict()):
-            client = client or self.clients[0].id
-            place = sorted(spec.id for spec in self.clients).index(client)
-            kept = self.kept(client)
-            own = self.method.own_weights(self.checkpoint.state.extra, under_prefix(LOCAL_PREFIX, kept), place)
-            state |= _selected({**under_prefix(MODEL_PREFIX, kept), **own}, model)
+            state |= _selected(self.kept(client or self.clients[0].id), model)
         model.load_state_dict(state)
         return model.eval().requires_grad_(False)
 
@@ -161,13 +157,15 @@ class RunModel:
         return self.method.inference(self.model(client), self.checkpoint.state.prototypes, self.settings.seed).eval()
 
     def kept(self, client: str) -> dict[str, Tensor]:
-        """Return the tensors that a client kept.
+        """Return the part of its model that is a client's own.
 
         Raises:
             CheckpointError: it is not in the run's folder.
         """
         own = self.folder / "clients" / self.checkpoint.run / folder_name(client)
-        return kept_part(own, self.checkpoint.counted.get(client), self.method.exchanges)
+        place = sorted(spec.id for spec in self.clients).index(client)
+        extra = self.checkpoint.state.extra
+        return kept_part(own, self.checkpoint.counted.get(client), self.method, extra, place)
 
     def model_for(self, domain: str) -> Model:
         """Return the model that was scored on ``domain``: the global model, or that of the domain's first client."""

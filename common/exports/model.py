@@ -21,7 +21,7 @@ from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage import read_tensors, under_prefix
+from common.storage import LOCAL_PREFIX, MODEL_PREFIX, read_tensors, under_prefix
 from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."
@@ -203,13 +203,17 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
         raise CheckpointError(f"{path} cannot be used ({error}); export the run again") from error
 
 
-def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tensors that a client kept: its part of the model, and its method's own.
+def kept_part(
+    folder: Path, named: OwnVersion | None, method: Any, extra: Mapping[str, Tensor], place: int
+) -> dict[str, Tensor]:
+    """Return the part of the model that is a client's own, as it is scored.
 
     Args:
         folder: the client's own folder.
         named: the version of its own state that belongs to the round, ``None`` if no reply of the client has counted.
-        exchanges: the method's exchanges.
+        method: the run's method.
+        extra: further tensors of the server's state, none on a device.
+        place: the client's index.
 
     Raises:
         CheckpointError: there is no such version, or it is damaged.
@@ -221,11 +225,13 @@ def kept_part(folder: Path, named: OwnVersion | None, exchanges: Sequence[str]) 
         )
     store = ClientStore(folder)
     try:
-        version = Version.of(named, exchanges)
+        version = Version.of(named, method.exchanges)
         if version not in store.versions():
             raise CheckpointError(
                 f"{folder.name}'s own state of that round is not in {folder}: it stays on the device that trained it"
             )
-        return dict(store.load(version).tensors)
+        kept = store.load(version).tensors
+        own = method.own_weights(extra, under_prefix(LOCAL_PREFIX, kept), place)
+        return {**under_prefix(MODEL_PREFIX, kept), **own}
     except (DataError, PayloadError) as error:
         raise CheckpointError(f"the client's own state in {folder} cannot be used: {error}") from error

@@ -19,7 +19,7 @@ from common.metrics import RoundScore, domain_accuracy
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
 from common.numerics import generator
-from common.storage import LOCAL_PREFIX, MODEL_PREFIX, folder_name, under_prefix
+from common.storage import folder_name
 from common.text import quantity, shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
@@ -229,14 +229,13 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
         raise ConfigError(f"--client {client or 'is needed'}: {nearest(client or '', clients)}")
     method = build(description.architecture["method"], "method")
     counted = {folder_name(name): version for name, version in description.kept.items()}
-    kept = kept_part(folder / chosen, counted.get(chosen), method.exchanges)
-    own = method.own_weights({}, under_prefix(LOCAL_PREFIX, kept), 0)
-    for name, tensor in {**under_prefix(MODEL_PREFIX, kept), **own}.items():
+    kept = kept_part(folder / chosen, counted.get(chosen), method, {}, 0)
+    notes = description.notes
+    if type(method).own_weights is not Method.own_weights and kept.keys().isdisjoint(weights):
+        notes = (*notes, MIXED)
+    for name, tensor in kept.items():
         if name.startswith(("backbone.", "head.")):
             weights[name] = tensor
-    notes = description.notes
-    if not own and type(method).own_weights is not Method.own_weights:
-        notes = (*notes, MIXED)
     own = (description.score or {}).get("clients", {}).get(chosen)
     score = None
     if own:
