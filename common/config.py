@@ -36,6 +36,8 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 """In (0, 1)."""
 Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What the integer columns of tables and databases hold."""
 Count = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from common.choices import imports_of, trust
 from common.composition import compose_config
-from common.config import Natural, build, check, checked, construct, is_plain, to_config
+from common.config import Seed, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect_all
@@ -121,7 +121,7 @@ class RunSettings:
     aggregation: Annotated[Any, AfterValidator(_aggregation)]
     attack: Annotated[Any, AfterValidator(_attack)]
     own_metric: OwnMetric
-    seed: Natural
+    seed: Seed
     output: str
     resume: Resume
     overwrite: bool

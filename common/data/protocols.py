@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Count, Names, Natural, Share, check, checked
+from common.config import Count, Names, Natural, Seed, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.own_images import none_held_out, whole_groups
@@ -62,7 +62,7 @@ class Protocol(ABC):
         validation: share of every client's training samples that is scored and never trained on, in [0, 0.5].
     """
 
-    partition_seed: int | None = 0
+    partition_seed: Seed | None = 0
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
     @abstractmethod
