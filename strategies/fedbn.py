@@ -6,8 +6,9 @@ Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou. ICLR 2021. arXiv
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from common.config import checked
 from strategies.core.method import ClientContext
@@ -61,17 +62,29 @@ class FedBN(FedAvg):
         return self.refresh_statistics
 
     def adapt(self, local: ClientContext) -> None:
-        """Set the running statistics to the mean over the batches of one pass; those of a frozen backbone stay."""
+        """Set the running statistics to the mean over the images of one pass; those of a frozen backbone stay."""
         local.model.train()  # a frozen backbone stays in evaluation mode, so that the pass would not fill it again
         momenta: dict[_BatchNorm, float | None] = {}
+        seen: dict[nn.Module, int] = {}
+
+        def weigh(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            """Give each batch the weight of its images; the last may be short."""
+            if not layer.training:
+                return
+            seen[layer] = seen.get(layer, 0) + len(arguments[0])
+            layer.momentum = len(arguments[0]) / seen[layer]  # type: ignore[assignment]  # a module's attribute
+
+        handles: list[RemovableHandle] = []
         for layer in local.model.modules():
             if isinstance(layer, _BatchNorm) and layer.training:
                 momenta[layer] = layer.momentum
                 layer.reset_running_stats()
-                layer.momentum = None  # in torch, None takes the mean over all batches
+                handles.append(layer.register_forward_pre_hook(weigh))
         try:
             local.features(augmented=1, training_mode=True)
         finally:
+            for handle in handles:
+                handle.remove()
             for layer, momentum in momenta.items():
                 layer.momentum = momentum
 

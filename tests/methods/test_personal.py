@@ -117,6 +117,21 @@ def test_refreshed_statistics_are_the_mean_over_the_batches(tmp_path):
     assert layer.momentum == 0.1
 
 
+def test_a_short_last_batch_weighs_as_many_images_as_it_has(tmp_path):
+    local = local_exchange(toy_settings("fedbn", tmp_path, train={"batch_size": 20}))
+    first = local.model.backbone.conv1
+    inputs = []
+    handle = first.register_forward_hook(lambda module, args, output: inputs.append(output.detach()))
+    local.method.adapt(local)
+    handle.remove()
+    assert len({len(batch) for batch in inputs}) == 2
+    images = sum(len(batch) for batch in inputs)
+    layer = local.model.backbone.bn1
+    torch.testing.assert_close(layer.running_mean, torch.cat(inputs).mean((0, 2, 3)))
+    variances = [batch.var((0, 2, 3)) * len(batch) / images for batch in inputs]
+    torch.testing.assert_close(layer.running_var, torch.stack(variances).sum(0))
+
+
 def test_statistics_are_refreshed_on_augmented_images(tmp_path, monkeypatch):
     local = local_exchange(toy_settings("fedbn", tmp_path))
     monkeypatch.setattr(Augmentation, "train", lambda self, images, draws: 0 * self.test(images))
