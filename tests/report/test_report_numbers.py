@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from goldfinch.results.report.figures import (
     over_rounds,
 )
 from goldfinch.results.report.page import write_report
-from goldfinch.results.report.results import client_rows, cost, metric_tables, score_rows
+from goldfinch.results.report.results import client_rows, cost, metric_tables, score_rows, worst_domain
 from goldfinch.results.seeds import by_round
 
 
@@ -144,3 +145,10 @@ def test_clients_add_up_to_the_run(boards: Any) -> None:
     assert (dark["trained"], dark["scaled"], dark["unused"]) == (3, 0, 1)
     total = sum(cost(record)["bytes"].values())
     assert total == pytest.approx(record.summary["bytes"]["up"] + record.summary["bytes"]["down"])
+
+
+def test_all_domains_that_tie_for_the_worst_are_named() -> None:
+    means = {"domain:bright": 80.0, "domain:dark": 62.5, "domain:noisy": 62.5}
+    row: Any = SimpleNamespace(value=lambda name: SimpleNamespace(mean=means[name]))
+    assert worst_domain(row, ("bright", "dark", "noisy")) == "dark and noisy"
+    assert worst_domain(row, ("bright", "dark")) == "dark"

@@ -51,13 +51,14 @@ def title(tables: Sequence[ScoreTable]) -> str:
 
 
 def worst_domain(row: ScoreRow[RunRecord], domains: Sequence[str]) -> str:
-    """Return the domain with the lowest mean accuracy."""
+    """Return the domain with the lowest mean accuracy, or all that tie."""
     means: list[tuple[float, str]] = []
     for name in domains:
         value = row.value(f"domain:{name}")
         if value is not None:
             means.append((value.mean, name))
-    return min(means)[1]
+    lowest = min(means)[0]
+    return listing([name for mean, name in means if mean == lowest])
 
 
 def key_figures(tables: Sequence[ScoreTable]) -> list[tuple[str, str, str]]:
