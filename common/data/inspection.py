@@ -123,7 +123,7 @@ def inspect_all(
 
 
 def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domain, *, private: bool) -> None:
-    """Check the domain of a device, which has no other: what it holds of groups, copies, and how classes are numbered.
+    """Check the domain of a device, which has no other: what it holds of groups and copies.
 
     Args:
         source: the data set.
@@ -133,19 +133,25 @@ def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domai
         private: whether nothing may be said of the images. Then they are not compared.
 
     Raises:
-        DataError: see :func:`check_groups` and :func:`compare_images`; or other devices may number the classes
-            otherwise.
+        DataError: see :func:`check_groups` and :func:`compare_images`.
     """
     check_groups(source, protocol, domain, seed)
-    clients = protocol.clients(source)
-    alone = len(source.domains) == 1  # with several, the classes that are not named are those of all
-    if isinstance(source, OwnImages) and not source.classes and alone and len(clients) > 1:
-        raise DataError(
-            f"{source.name}: {len(clients)} clients hold {domain.name}, and each device would number the classes of "
-            f"its own folder: {NAME_CLASSES}"
-        )
     if not private:
         compare_images(source, [domain], protocol, seed)
+
+
+def check_classes_named(source: DataSource, protocol: Protocol) -> None:
+    """Refuse own images whose classes are not named: each device would number those that it finds on its own disk.
+
+    Raises:
+        DataError: the protocol has several clients, and ``classes`` is empty.
+    """
+    clients = len(protocol.clients(source))
+    if isinstance(source, OwnImages) and not source.classes and clients > 1:
+        raise DataError(
+            f"{source.name}: data.classes is empty, and each of {clients} devices would number the classes of its own "
+            f"folders: {NAME_CLASSES}"
+        )
 
 
 def _check_clients(data: DataSource, protocol: Protocol) -> None:

@@ -36,7 +36,7 @@ def write_images(folder: Path, seed: int) -> None:
 def content(run: int, folder: Path) -> str:
     """Return the hash of the images with which the device registers in a run."""
     overrides = (
-        f"method=fedavg data=folder data.root={folder / 'data'} data.domains=[day,night] "
+        f"method=fedavg data=folder data.root={folder / 'data'} data.domains=[day,night] data.classes=[cat,dog] "
         f"data.image_size=16 model=small protocol=one_per_domain train.device=cpu output={folder / 'out'}"
     )
     place = {"domain": "day", "data-dir": str(folder / "data"), "state-dir": str(folder / "state")}

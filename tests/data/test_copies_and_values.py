@@ -23,12 +23,12 @@ from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
 from common.data.image_files import decode_image, without_duplicates
-from common.data.inspection import compare_images, inspect, inspect_all, inspect_own
-from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain, Skewed
+from common.data.inspection import compare_images, inspect, inspect_all
+from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.privacy import GaussianPrivacy
-from common.settings import check_test_images
+from common.settings import check_deployable, check_test_images, load_settings
 from common.text import warn_once
 
 
@@ -203,17 +203,17 @@ def test_copies_of_validation_images_that_are_trained_on_are_told(
         inspect_all(replace(data, duplicates="refuse"), protocol, 0)
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_devices_that_would_number_the_classes_of_their_own_folders_are_refused(private: bool, tmp_path: Path) -> None:
+def test_devices_that_would_number_the_classes_of_their_own_folders_are_refused(tmp_path: Path) -> None:
     """One with cats and dogs, the other with dogs and foxes: label 0 was a cat at one and a dog at the other."""
-    source = Folder(domains=("site",), image_size=8)
     write_classes(tmp_path / "site", {"cat": 4, "dog": 4})
-    divided = Skewed(skew="none", client_count=2, least=1)
-    found = source.load("site", root=str(tmp_path))
-    with pytest.raises(DataError, match=r"folder: 2 clients hold site, .*name the classes \(data\.classes=\[a,b\]\)"):
-        inspect_own(source, divided, 0, found, private=private)
-    inspect_own(source, OneClientPerDomain(), 0, found, private=private)
-    inspect_own(replace(source, classes=("cat", "dog")), divided, 0, found, private=private)
+    write_classes(tmp_path / "other", {"dog": 4})
+    words = ["data=folder", f"data.root={tmp_path}"]
+    two_of_one = ["data.domains=[site]", "protocol=skewed", "protocol.client_count=2"]
+    for several in (two_of_one, ["data.domains=[site,other]"]):
+        with pytest.raises(DataError, match=r"each of 2 devices .*name the classes \(data\.classes=\[a,b\]\)"):
+            check_deployable(load_settings([*words, *several]))
+        check_deployable(load_settings([*words, *several, "data.classes=[cat,dog]"]))
+    check_deployable(load_settings([*words, "data.domains=[site]"]))
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "refuse"])
