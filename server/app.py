@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from common.errors import ConfigError, GoldfinchError
-from common.settings import settings_in
+from common.settings import RunSettings, settings_in
 from common.versions import shadows
 from server.engines.flower import FlowerEngine
 from server.run.conduct import prepare_output, run_federation
@@ -19,6 +20,7 @@ from server.run.deployment import DEADLINE_SECONDS
 from server.run.events import plain_lines
 from server.run.history import record_waiting
 from server.run.resume import record_interruption
+from server.run.summary import SUMMARY
 
 SILENCE_SECONDS = 30.0
 """Seconds beyond ``rounds.deadline`` that a SuperLink may take to answer a call."""
@@ -43,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
         on_silence = partial(record_interruption, settings.output_folder)
         on_waiting = None
         if not simulated:  # where clients wait for a free actor
-            on_waiting = partial(record_waiting, settings.output_folder)
+            on_waiting = partial(_record_waiting, settings)
         engine = FlowerEngine(
             grid,
             code=settings.code,
@@ -57,3 +59,13 @@ def main(grid: Grid, context: Context) -> None:
     except GoldfinchError as error:
         sys.tracebacklimit = 0  # Flower prints the error as the reason of the failed run; the message is enough
         raise error from None
+
+
+def _record_waiting(settings: RunSettings, clients: Sequence[str], seconds: float, number: int | None) -> None:
+    """Append the event of a wait (:func:`server.run.history.record_waiting`), but not to a finished run's record.
+
+    Until the clients have registered, the folder holds the run that is replaced.
+    """
+    if number is None and settings.overwrite and (settings.output_folder / SUMMARY).exists():
+        return
+    record_waiting(settings.output_folder, clients, seconds, number)

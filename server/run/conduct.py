@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from server.run.engine import Engine
 from server.run.events import Listener
 from server.run.existing import Decision, Step, decide
 from server.run.files import RunFiles
-from server.run.history import CSV_COPIES
-from server.run.resume import write_config
+from server.run.resume import begin_anew
 from server.run.rounds import RoundLoop
-from server.run.schema import EVENTS, REPLIES, SCORES
 from server.run.summary import SUMMARY, summary_of
 from server.run.trackers import tracker_settings, tracking
 
@@ -30,9 +27,9 @@ from server.run.trackers import tracker_settings, tracking
 def prepare_output(settings: RunSettings) -> None:
     """Check the output folder, make it and write ``config.yaml``, before any process is started.
 
-    The folder's content decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until
-    :func:`run_federation` begins, so that nothing is lost if an engine cannot be started. :func:`run_federation`
-    decides again under its lock, because another process may have started a run here in between.
+    The folder's content decides (:func:`server.run.existing.decide`). A run that is replaced stays whole until the
+    clients of the new one have registered, so that nothing is lost if it cannot begin. :func:`run_federation` decides
+    again under its lock, because another process may have started a run here in between.
 
     Raises:
         ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or files that a run would
@@ -49,8 +46,8 @@ def prepare_output(settings: RunSettings) -> None:
     with run_lock(settings.output_folder):
         check_writable(settings.output_folder)
         decision = _checked(settings)
-        if not decision.replaces:
-            _begin(settings, decision)
+        if decision.step is Step.START and not decision.replaces:
+            begin_anew(settings)
 
 
 def _checked(settings: RunSettings) -> Decision:
@@ -65,20 +62,6 @@ def _checked(settings: RunSettings) -> Decision:
         raise ConfigError(decision.reason)
     check_names("class", settings.data.class_names)
     return decision
-
-
-def _begin(settings: RunSettings, decision: Decision) -> None:
-    """Write ``config.yaml``, and remove what a new run would take for its own; the caller holds the lock."""
-    folder = settings.output_folder
-    if decision.step is not Step.START:
-        return
-    with writing(folder, "another output="):
-        (folder / SUMMARY).unlink(missing_ok=True)
-        if decision.is_run:  # no other run can use an old run's client states
-            shutil.rmtree(folder / "clients", ignore_errors=True)
-            for name in (EVENTS, SCORES, REPLIES, *CSV_COPIES):
-                (folder / name).unlink(missing_ok=True)
-        write_config(settings)
 
 
 def check_not_in_a_run(folder: Path) -> None:
@@ -172,7 +155,7 @@ def run_federation(
 ) -> dict[str, Any]:
     """Run all rounds, write ``summary.json``, and return its content.
 
-    A run that is replaced stays whole until the new one's data are found good, as far as they are here.
+    A run that is replaced stays whole until the clients of the new one have registered.
     A resumed run's wall seconds include all parts of the run; of a part that crashed, up to its last complete round.
 
     Args:
@@ -189,10 +172,9 @@ def run_federation(
     """
     folder = settings.output_folder
     with run_lock(folder), storage_errors(folder), tracking(settings, listeners) as tracked:
-        decision = _checked(settings)
+        _checked(settings)
         if engine.simulated:  # all data are here
             inspect_run(settings)
-        _begin(settings, decision)
         rounds = RoundLoop(settings, engine, tracked, stop)
         try:
             rounds.run()

@@ -96,7 +96,7 @@ class History:
         metric: what a score on validation samples is.
         measures: the metrics that the run has besides :data:`common.metrics.MEASURES`.
         at_once: whether later rounds are dropped now; otherwise :meth:`rewind` does it, once clients and data are
-            checked. Until then only events can be added.
+            checked. Until then only events can be added. Those of a new run are held back: the files are another's.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class History:
         self.measures = dict(measures or {})
         self._scorers = dict(scorers or {})
         self.listeners = list(listeners)
+        self._held: list[dict[str, Any]] = []  # events that are not written yet
+        self._writes = last >= 0
         self._latest: list[Mapping[str, Any]] = []  # the present round's replies; all others are on the disk alone
         folder.mkdir(parents=True, exist_ok=True)
         if at_once:
@@ -127,6 +129,7 @@ class History:
 
         for name in (SCORES, REPLIES, EVENTS):
             cut_back(self.folder / name, self._last, self._last_scored)
+        self._writes = True
         self.prototype_log = PrototypeLog(self.folder / "prototypes", self._last)
 
     def event(
@@ -148,7 +151,10 @@ class History:
         if "reason" in content:
             content["reason"] = reason_of(str(content["reason"]))
         entry = {"event": name, "time": round(time.time(), 3), **content}
-        append_lines(self.folder / EVENTS, [{**entry, **(recorded or {})}])
+        self._held.append({**entry, **(recorded or {})})
+        if self._writes:
+            append_lines(self.folder / EVENTS, self._held)
+            self._held.clear()
         self.tell(name, {**entry, **(told or {})})
 
     def tell(self, name: str, entry: Mapping[str, Any]) -> None:

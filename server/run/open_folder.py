@@ -62,7 +62,7 @@ class OpenFolder:
         Raises:
             CheckpointError: the run is to be resumed, but the checkpoint belongs to another run.
         """
-        start = open_run(self.settings, self.checkpoints.last, self.checkpoints.best, self.listeners)
+        start = open_run(self.settings, self.listeners)
         self.history, self.resume_check, self._start = start.history, start.check, start
         if start.checkpoint is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.choices import folder_options
-from common.errors import CheckpointError, ConfigError, some_of
+from common.errors import CheckpointError, ConfigError, some_of, writing
 from common.regular_files import read_small
 from common.run_config import CLASS_NAMES, contradictions, yaml_of
 from common.settings import RunSettings
@@ -18,11 +19,11 @@ from common.storage import write_json, write_text
 from common.text import printable, shell_line
 from common.versions import code_files, differing, package_versions
 from common.wire.messages import Registration
-from server.run.checkpoint import Checkpoint, Checkpoints
+from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.events import Listener
 from server.run.files import RunFiles, check_version
-from server.run.history import History, append_lines
-from server.run.schema import EVENTS, read_lines
+from server.run.history import CSV_COPIES, History, append_lines
+from server.run.schema import EVENTS, REPLIES, SCORES, read_lines
 from server.run.summary import SUMMARY, summary_of
 from strategies.core.participants import DATA_FIELDS
 
@@ -52,6 +53,7 @@ class RunStart:
         check: what the clients registered before; empty if the run is new.
         seconds: wall seconds of the parts before.
         attempt: the largest number of a part before, also of one that ended without a checkpoint.
+        replaces: whether the folder still holds another run, which :func:`take_over` removes.
     """
 
     history: History
@@ -59,19 +61,16 @@ class RunStart:
     check: ResumeCheck
     seconds: float = 0.0
     attempt: int = 0
+    replaces: bool = False
 
 
-def open_run(
-    settings: RunSettings, checkpoints: Checkpoints, best: Checkpoints, listeners: Sequence[Listener]
-) -> RunStart:
+def open_run(settings: RunSettings, listeners: Sequence[Listener]) -> RunStart:
     """Open a run's folder: resume from its newest checkpoint if ``resume`` is set, else start a new run.
 
     Without a checkpoint, a new run is started in either case.
 
     Args:
         settings: the run's settings.
-        checkpoints: the folder's checkpoints; removed if the run is new.
-        best: the checkpoint of the best round; removed if the run is new.
         listeners: called with every event of the history.
 
     Raises:
@@ -80,10 +79,10 @@ def open_run(
     checkpoint = check_resumable(settings)
     folder = settings.output_folder
     if checkpoint is None:
-        checkpoints.clear()
-        best.clear()
-        changed_code(folder, settings.own_packages, resumed=False)
-        return RunStart(_history(settings, listeners), None, ResumeCheck())
+        replaces = settings.overwrite and holds_rounds(folder)
+        if not replaces:
+            begin_anew(settings)
+        return RunStart(_history(settings, listeners, at_once=not replaces), None, ResumeCheck(), replaces=replaces)
     done = checkpoint.state.round
     scored = done
     if not settings.method.scores_new_state:  # a round's state is scored in the next round
@@ -98,6 +97,25 @@ def open_run(
     attempts = [entry.get("attempt", 0) for entry in read_lines(folder / EVENTS)]
     attempt = max([checkpoint.attempt, *attempts])
     return RunStart(history, checkpoint, check, max(checkpoint.seconds, _seconds_of_end(folder)), attempt)
+
+
+def holds_rounds(folder: Path) -> bool:
+    """Return whether the folder has the events or a checkpoint of a run."""
+    return (folder / EVENTS).exists() or bool(Checkpoints(folder / "checkpoint").series.numbers())
+
+
+def begin_anew(settings: RunSettings) -> None:
+    """Remove what a new run would take for its own, and write ``config.yaml`` and ``code.json``."""
+    folder = settings.output_folder
+    with writing(folder, "another output="):
+        (folder / SUMMARY).unlink(missing_ok=True)
+        shutil.rmtree(folder / "clients", ignore_errors=True)  # no other run can use an old run's client states
+        for name in (EVENTS, SCORES, REPLIES, *CSV_COPIES):
+            (folder / name).unlink(missing_ok=True)
+        for kind in ("round", BEST):
+            Checkpoints(folder / "checkpoint", kind=kind).clear()
+        write_config(settings)
+        changed_code(folder, settings.own_packages, resumed=False)
 
 
 def _seconds_of_end(folder: Path) -> float:
@@ -260,15 +278,15 @@ def _shown(value: Any) -> str:
     return printable(str(value))[:100]
 
 
-def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[int, int] | None = None) -> History:
+def _history(
+    settings: RunSettings, listeners: Sequence[Listener], until: tuple[int, int] = (-1, -1), *, at_once: bool = False
+) -> History:
     """Return the run's files; ``until`` are the last rounds with replies and with scores of a resumed run."""
-    last, last_scored = until or (-1, -1)
     return History(
         settings.output_folder,
-        last,
-        last_scored,
+        *until,
         listeners,
-        at_once=until is None,
+        at_once=at_once,
         scorers={"test": settings.test_scorers, "validation": settings.validation_scorers},
         metric=settings.rounds.metric,
         measures=settings.further_measures,
@@ -278,17 +296,20 @@ def _history(settings: RunSettings, listeners: Sequence[Listener], until: tuple[
 def take_over(settings: RunSettings, start: RunStart, done: int) -> None:
     """Drop what a resumed run writes again, write its settings, and remove its summary if rounds are left.
 
-    Until here a resumed run keeps its records, so that one whose clients are missing or have other data loses nothing.
+    Until here a resumed run keeps its records, and so does a run that is replaced: if clients are missing or have other
+    data, nothing is lost.
 
     Args:
-        settings: the run's settings; nothing happens unless they resume a run.
+        settings: the run's settings; nothing happens unless they resume or replace a run.
         start: the state in which the run starts.
         done: rounds that are done.
     """
+    if start.replaces:
+        begin_anew(settings)
+    if start.replaces or start.checkpoint is not None:
+        start.history.rewind()
     if not settings.resume:
         return
-    if start.checkpoint is not None:
-        start.history.rewind()
     folder = settings.output_folder
     write_config(settings)
     if done < settings.train.rounds:

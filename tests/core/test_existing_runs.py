@@ -13,7 +13,7 @@ import pytest
 from support.runs import run
 from support.toy import toy_settings
 
-from common.errors import CheckpointError, ConfigError, GoldfinchError
+from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
 from common.settings import RunSettings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
@@ -233,12 +233,19 @@ def test_a_run_without_checkpoints_is_neither_replaced_nor_begun_anew_unasked(
     assert run(settings(folder, 1, overwrite=True)).summary["rounds"] == 1
 
 
-def test_a_run_that_is_replaced_stays_whole_until_the_new_one_begins(kinds: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_that_is_replaced_stays_whole_until_the_new_one_begins(
+    kinds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(kinds["finished"], tmp_path / "run"))
     before = content(folder)
     new = settings(folder, 1, seed=5, overwrite=True)
     prepare_output(new)
     assert content(folder) == before, "as while an engine is started, which may fail"
+    engine = InlineEngine(new)
+    monkeypatch.setattr(engine, "register", lambda expected, admit, seconds: [])
+    with pytest.raises(EngineError, match=r"only 0 of \d clients registered"):
+        run_federation(new, engine)
+    assert content(folder) == before, "as while no device is there"
     assert run_federation(new, InlineEngine(new))["seed"] == 5
     assert decide(settings(folder, 1, seed=5), study=True).step is NOTHING
 
