@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from client.private_folder import PrivateFolder
+from client.private_folder import ALLOW, PrivateFolder
 from common.data.domain import DataSource, Domain
 from common.errors import DataError, ImageSideError, RepeatedImageError
 
@@ -238,7 +238,9 @@ class Border(PrivateFolder):
         except FileNotFoundError:
             return {"sides": {}, "splits": {}}
         except OSError as error:
-            raise DataError(f"{path}, the sides of this device's images, cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"{path}, the sides of this device's images, cannot be read: {error.strerror}; {ALLOW}"
+            ) from error
         try:
             content = json.loads(text)
             parts: dict[str, dict[str, str]] = {}

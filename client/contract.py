@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client.private_folder import PrivateFolder
+from client.private_folder import ALLOW, PrivateFolder
 from common.contract import (
     CLIENTS,
     EPOCHS,
@@ -95,7 +95,9 @@ class KeptTerms(PrivateFolder):
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise DataError(f"{self.path}, what this device serves, cannot be read: {error.strerror}") from error
+            raise DataError(
+                f"{self.path}, what this device serves, cannot be read: {error.strerror}; {ALLOW}"
+            ) from error
         except (ValueError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{self.path} is damaged, so it is not known what this device serves, and nothing is sent: restore it; "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from client.border import Border
-from client.private_folder import PrivateFolder
+from client.private_folder import ALLOW, PrivateFolder
 from common.accounting import composed, new_accountant
 from common.contract import Contract
 from common.errors import BUDGET_SPENT, BudgetSpentError, DataError, PrivacyError
@@ -157,7 +157,7 @@ class Ledger(PrivateFolder):
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise DataError(f"{path}, the record of releases, cannot be read: {error.strerror}") from error
+            raise DataError(f"{path}, the record of releases, cannot be read: {error.strerror}; {ALLOW}") from error
         try:
             return [_entry(entry) for entry in json.loads(text)["releases"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

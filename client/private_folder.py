@@ -22,6 +22,12 @@ for it, two processes would have it. The folder itself would not do, since netwo
 
 SECRET_BYTES = 32
 
+MOVE = (
+    "or stop the node, move its whole state folder (with .privacy, what was spent), and name its new place in state-dir"
+)
+ALLOW = f"let the node's user read and write there, {MOVE}"
+"""What to do with a folder or file that this user may not read or write, or that is on a broken disk."""
+
 
 class PrivateFolder:
     """A folder with files that only this user may read.
@@ -79,8 +85,7 @@ class PrivateFolder:
             write_text(path, text, private=True)
         except OSError as error:
             raise DataError(
-                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, or stop the "
-                "node, move its whole state folder (with .privacy, what was spent), and name its new place in state-dir"
+                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, {MOVE}"
             ) from error
 
     @contextlib.contextmanager
@@ -90,8 +95,11 @@ class PrivateFolder:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stream = (self.folder / LOCK).open("ab")
-        except OSError as error:
-            raise DataError(f"{self.folder}, for the device's ledger, cannot be written: {error.strerror}") from error
-        with stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DataError(
+                f"{self.folder}, where this device keeps what it released and serves, cannot be written or locked, so "
+                f"nothing is sent: {error.strerror}; {ALLOW}"
+            ) from error
+        with stream:
             yield

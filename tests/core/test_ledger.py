@@ -21,10 +21,12 @@ from support.toy import CLASSES, Toy, toy_settings
 
 import client.node
 from client.app import in_simulation
+from client.border import BORDER, Border
+from client.contract import KEPT, KeptTerms
 from client.device import Device
 from client.ledger import LEDGER, Budget, Ledger
 from client.node import NODE_KEYS, Node, answer_question
-from client.private_folder import SECRET
+from client.private_folder import SECRET, PrivateFolder
 from client.resident.messages import Question
 from common.accounting import composed, epsilon
 from common.client_state import ClientStore, Version
@@ -474,3 +476,27 @@ def test_a_full_disk_is_no_reason_for_an_empty_ledger(tmp_path: Path, monkeypatc
         Ledger(tmp_path / "ledger", None).keyed_hash("a text")
     with pytest.raises(DataError, match=moved):
         ClientStore(tmp_path / "client").save(Version(0, 1), {"a": torch.ones(1)})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Ledger, LEDGER), (Border, BORDER), (KeptTerms, KEPT)])
+def test_a_file_that_this_user_may_not_read_names_the_next_step(
+    kind: type[PrivateFolder], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    folder: Any = kind(tmp_path)
+    with pytest.raises(DataError, match=rf"{name}, .* cannot be read: .*; let the node's user read .*in state-dir"):
+        folder._read()
+
+
+def test_a_folder_without_writing_or_locks_names_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = r"cannot be written or locked, so nothing is sent: .*; let the node's user .*whole state folder"
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=step):
+        Ledger(tmp_path / "file").keyed_hash("a text")
+
+    def without(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", without)
+    with pytest.raises(DataError, match=f"No locks available.*{step[-20:]}"):
+        Ledger(tmp_path / "ledger").keyed_hash("a text")
