@@ -419,6 +419,7 @@ def _check_group(item: Override) -> bool:
     options = choices_of(group)
     if not options:
         return False
+    _check_sets(item)
     if isinstance(chosen, list):
         several = ",".join(map(str, chosen))
         raise ConfigError(f"{item.text}: a run has one {group}; use sweep: goldfinch sweep {group}={several}")
@@ -429,9 +430,13 @@ def _check_group(item: Override) -> bool:
     return True
 
 
-def _check_key(item: Override, base: Mapping[str, Any]) -> None:
+def _check_sets(item: Override) -> None:
     if item.changes_keys:
         raise ConfigError(f"{item.text}: keys cannot be added or removed; set an existing key with key=value")
+
+
+def _check_key(item: Override, base: Mapping[str, Any]) -> None:
+    _check_sets(item)
     node: Any = base
     where = ""
     for part in item.key.split("."):

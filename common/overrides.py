@@ -125,8 +125,11 @@ def _read(texts: Sequence[str]) -> list[Override]:
         if "=" not in text and not text.startswith("~"):
             raise ConfigError(f"{text!r} is not of the form key=value; {_meant(text)}")
     overrides: list[Override] = []
+    parser = OverridesParser.create()
+    text = ""
     try:
-        for text, item in zip(texts, OverridesParser.create().parse_overrides(list(map(escaped, texts))), strict=True):
+        for text in texts:
+            (item,) = parser.parse_overrides([escaped(text)])
             key, changes_keys = unescaped(item.key_or_group), item.is_add() or item.is_delete()
             if item.is_discrete_sweep():
                 values = tuple(unescaped(value) for value in item.sweep_string_iterator())
@@ -136,8 +139,14 @@ def _read(texts: Sequence[str]) -> list[Override]:
             else:
                 overrides.append(_in_full(Override(text, key, unescaped(item.value()), changes_keys=changes_keys)))
     except (HydraException, RecursionError) as error:
-        advice = "quote a value with characters other than letters, digits, - _ . /: 'data.domains=[\"A & B\",C]'"
-        raise ConfigError(f"an override cannot be read: {unescaped(str(error))}\n{advice}") from error
+        key, _, value = text.partition("=")
+        example = "'data.domains=[\"A & B\",C]'"
+        if not set(value) & set("[]{}()'\"\\"):
+            example = f"'{key}=\"{value}\"'"
+        raise ConfigError(
+            f"{text:.200} cannot be read: close each bracket, and quote a value with characters other than letters, "
+            f"digits, - _ . /, as in {example}"
+        ) from error
     return overrides
 
 

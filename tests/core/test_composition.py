@@ -145,3 +145,21 @@ def test_an_experiment_s_values_are_not_overridden(tmp_path: Path) -> None:
     search(tmp_path)
     assert compose_config(["experiment=mine"])["seed"] == 3
     assert compose_config(["experiment=mine", "seed=5"])["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("+method=fpl", r"^\+method=fpl: keys cannot be added or removed; set an existing key with key=value$"),
+        ("~method", "^~method: keys cannot be added or removed"),
+        ("output=a=b", r"""^output=a=b cannot be read: .*, as in 'output="a=b"'$"""),
+        ("method=[fpl", r"^method=\[fpl cannot be read: close each bracket"),
+    ],
+)
+def test_an_override_that_hydra_refuses_is_told_in_our_words(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose_config(["seed=1", word])
+
+
+def test_the_quotes_that_are_advised_can_be_read() -> None:
+    assert compose_config(['output="a=b"'])["output"] == "a=b"
