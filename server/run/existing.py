@@ -63,7 +63,6 @@ class Decision:
     Args:
         step: what it does.
         reason: why the folder's run is kept; empty for the other steps.
-        is_run: whether the folder holds a run, with or without rounds that are done.
         replaces: whether a run with rounds or a score is replaced, as ``overwrite=true`` asked.
         finished: in a study, whether the folder's run has the settings and the rounds that are asked for, by any code
             and with or without a score.
@@ -71,7 +70,6 @@ class Decision:
 
     step: Step
     reason: str = ""
-    is_run: bool = False
     replaces: bool = False
     finished: bool = False
 
@@ -91,26 +89,26 @@ def decide(settings: RunSettings, *, study: bool = False) -> Decision:
     _check_other_files(existing)
     if not existing.has_result:
         ended = study and existing.is_run and _has_ended_as_asked(settings, existing)
-        return Decision(Step.START, is_run=existing.is_run, finished=ended)
+        return Decision(Step.START, finished=ended)
     if study:
         return _in_a_study(settings, existing)
     if settings.overwrite:
-        return Decision(Step.START, is_run=True, replaces=True)
+        return Decision(Step.START, replaces=True)
     if not settings.resume:
         reason = (
             f"{existing.folder} already holds a run; add resume=true to go on with it, overwrite=true to replace it, "
             "or choose another output="
         )
-        return Decision(Step.KEEP, reason, is_run=True)
+        return Decision(Step.KEEP, reason)
     check_resumable(settings)
     if has_finished(settings):
-        return Decision(Step.NOTHING, is_run=True, finished=True)
+        return Decision(Step.NOTHING, finished=True)
     if not existing.has_checkpoint:
         raise CheckpointError(
             f"{existing.folder} holds a run without a checkpoint, so that it cannot go on: start it again with "
             "overwrite=true, or choose another output="
         )
-    return Decision(Step.GO_ON, is_run=True)
+    return Decision(Step.GO_ON)
 
 
 def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
@@ -119,9 +117,9 @@ def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
     other_code = existing.other_code(settings)
     finished = _has_ended_as_asked(settings, existing)
     if finished and not other_code and existing.has_score:
-        return Decision(Step.NOTHING, is_run=True, finished=True)
+        return Decision(Step.NOTHING, finished=True)
     if settings.overwrite:
-        return Decision(Step.START, is_run=True, replaces=True, finished=finished)
+        return Decision(Step.START, replaces=True, finished=finished)
     reason = problem or other_code
     if not reason:
         try:
@@ -131,8 +129,8 @@ def _in_a_study(settings: RunSettings, existing: ExistingRun) -> Decision:
     if not reason and not existing.has_checkpoint:
         reason = "it has no checkpoint to go on from"
     if reason:
-        return Decision(Step.KEEP, reason, is_run=True, finished=finished)
-    return Decision(Step.GO_ON, is_run=True, finished=finished)
+        return Decision(Step.KEEP, reason, finished=finished)
+    return Decision(Step.GO_ON, finished=finished)
 
 
 def _has_ended_as_asked(settings: RunSettings, existing: ExistingRun) -> bool:
