@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config import AtLeastTwo, BelowOne, Count, NonNegative, Positive, Seed, Share, check, checked
+from common.config import AtLeastTwo, BelowOne, Count, Natural, NonNegative, Positive, Share, check, checked
 from common.metrics import Metric
 
 
@@ -152,7 +152,7 @@ class RoundSettings:
     largest_share: Share = 1.0
     transport: Literal["float32", "bfloat16", "float16"] = "float32"
     memory: NonNegative = 1.5
-    key: Seed | None = None
+    key: Natural | None = None
 
     def __post_init__(self) -> None:
         check(

@@ -333,7 +333,7 @@ def test_names_need_no_quotes_for_letters_of_any_language() -> None:
 
 
 def test_the_error_for_a_value_to_quote_has_an_example() -> None:
-    with pytest.raises(ConfigError, match=r"quote a value .*: 'data\.domains=\[\"A & B\",C\]'"):
+    with pytest.raises(ConfigError, match=r"quote a value .* as in 'data\.domains=\[\"A & B\",C\]'"):
         compose_config(["data=folder", "data.domains=[New York (A&B),b]"])
     assert compose_config(["data=folder", 'data.domains=["A & B",C]'])["data"]["domains"] == ["A & B", "C"]
 

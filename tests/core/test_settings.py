@@ -43,7 +43,6 @@ MISTAKES = {
     "more than all": (["rounds.quorum=1.1"], "rounds.quorum=1.1: must be less than or equal to 1"),
     "negative seed": (["seed=-1"], "^seed=-1: must be greater than or equal to 0"),
     "a long seed": (["seed=18446744073709551616"], "^seed=18446744073709551616: must be less than 9223372036854775808"),
-    "a long key": (["rounds.key=18446744073709551616"], "must be less than 9223372036854775808"),
     "a long seed of the split": (
         ["protocol.partition_seed=18446744073709551616"],
         "must be less than 92233720368547758",
