@@ -392,7 +392,8 @@ def registration_of(settings: RunSettings, client: str, domain: str) -> Registra
     counts = [SAMPLES // classes] * classes
     counts[0] += SAMPLES - sum(counts)
     return Registration(
-        client, domain, SAMPLES, counts, [domain], "0" * 64, settings.identity, code_sha256(), "light", {}
+        client, domain, SAMPLES, counts, [domain], "0" * 64, settings.data.classes_sha256, settings.identity,
+        code_sha256(), "light", {},
     )  # fmt: skip
 
 

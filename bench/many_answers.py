@@ -162,7 +162,17 @@ def one(clients: int, memory: float, folder: Path) -> dict[str, Any]:
     classes = settings.data.class_count
     for place, spec in enumerate(settings.protocol.clients(settings.data)):
         registration = Registration(
-            spec.id, spec.domain, SAMPLES, counts(classes), [], "0" * 64, settings.identity, code_sha256(), "bench", {}
+            spec.id,
+            spec.domain,
+            SAMPLES,
+            counts(classes),
+            [],
+            "0" * 64,
+            settings.data.classes_sha256,
+            settings.identity,
+            code_sha256(),
+            "bench",
+            {},
         )
         assert not federation.registry.admit(registration)
         engine._nodes[spec.id] = grid.nodes[place].node_id

@@ -112,6 +112,7 @@ class Device:
             class_counts=counts,
             scores=list(self.scores),
             split=known,
+            classes=self.settings.data.classes_sha256,
             identity=self.settings.identity,
             code=self.settings.code,
             device=describe_device(self.torch_device) + self._network_remark,

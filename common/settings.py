@@ -15,7 +15,7 @@ from common.composition import compose_config
 from common.config import Seed, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
-from common.data.inspection import check_classes_named, inspect_all
+from common.data.inspection import inspect_all
 from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
@@ -389,9 +389,7 @@ def check_deployable(settings: RunSettings) -> None:
 
     Raises:
         ConfigError: the method is a bound of tables, or clients are to attack; the message says what to set.
-        DataError: see :func:`~common.data.inspection.check_classes_named`.
     """
-    check_classes_named(settings.data, settings.protocol)
     if settings.attack.clients:
         raise ConfigError(
             f"attack={settings.choices['attack']}: clients attack in a simulation only, and no device ever does: set "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -137,6 +139,11 @@ class DataSource(ABC):
     def class_count(self) -> int:
         """Number of classes K."""
         return len(self.class_names)
+
+    @property
+    def classes_sha256(self) -> str:
+        """SHA-256 of the names of the classes, by label; equal where a label is the same class."""
+        return hashlib.sha256(json.dumps(self.class_names).encode()).hexdigest()
 
     def load(self, domain: str, root: str | None = None, *, own: bool = True) -> Domain:
         """Return the domain's images and labels, read once per process, and cached on disk if decoding takes time.

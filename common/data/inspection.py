@@ -10,8 +10,6 @@ import torch
 
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.data.folder import NAME_CLASSES
-from common.data.own_images import OwnImages
 from common.data.protocols import ClientSpec, Protocol
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, nearest, some_of
@@ -138,20 +136,6 @@ def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domai
     check_groups(source, protocol, domain, seed)
     if not private:
         compare_images(source, [domain], protocol, seed)
-
-
-def check_classes_named(source: DataSource, protocol: Protocol) -> None:
-    """Refuse own images whose classes are not named: each device would number those that it finds on its own disk.
-
-    Raises:
-        DataError: the protocol has several clients, and ``classes`` is empty.
-    """
-    clients = len(protocol.clients(source))
-    if isinstance(source, OwnImages) and not source.classes and clients > 1:
-        raise DataError(
-            f"{source.name}: data.classes is empty, and each of {clients} devices would number the classes of its own "
-            f"folders: {NAME_CLASSES}"
-        )
 
 
 def _check_clients(data: DataSource, protocol: Protocol) -> None:

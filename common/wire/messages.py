@@ -210,6 +210,7 @@ class Registration:
         class_counts: training samples per class.
         scores: domains whose test sets it can score.
         split: SHA-256 of its split of the data.
+        classes: :attr:`~common.data.domain.DataSource.classes_sha256` of its data.
         identity, code: as in :class:`Request`.
         device: name of the processor.
         versions: package versions.
@@ -229,6 +230,7 @@ class Registration:
     class_counts: ClassCounts
     scores: Annotated[list[Text], FailFast(), Field(max_length=MAX_DOMAINS)]
     split: Text
+    classes: Text
     identity: Text
     code: Text
     device: Text

@@ -99,6 +99,8 @@ class Registry:
         """Return which of the registered numbers are impossible; ``None`` if all are possible."""
         class_count = self.settings.data.class_count
         samples, counts = registration.samples, registration.class_counts
+        if registration.classes != self.settings.data.classes_sha256:
+            return "its data number the classes unlike the server's: let settings name them, as data.classes=[a,b] does"
         if len(counts) != class_count or min(counts) < 0:
             return f"it registered classes {counts}; {class_count} exist"
         if sum(counts) != samples or samples < 2:

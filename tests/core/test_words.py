@@ -37,7 +37,7 @@ ODD = {
 
 REGISTRATION: dict[str, Any] = {
     "client": "dark-0", "domain": "dark", "samples": 2, "class_counts": [2], "scores": ["dark"], "split": "0",
-    "identity": "0", "code": "0", "device": "a CPU", "versions": {"python": "3"},
+    "classes": "0", "identity": "0", "code": "0", "device": "a CPU", "versions": {"python": "3"},
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_odd_text_is_refused_in_every_field_that_a_device_fills(text: str) -> No
     for changes in ({"device": text}, {"losses": {text: 1.0}}, {"seconds": {text: 1.0}}):
         with pytest.raises(PayloadError):
             read_header(Answer, {**ANSWER, **changes})
-    for name in ("client", "domain", "split", "identity", "code", "device"):
+    for name in ("client", "domain", "split", "classes", "identity", "code", "device"):
         with pytest.raises(PayloadError):
             read_header(Registration, {**REGISTRATION, name: text})
     for versions in ({text: "3"}, {"python": text}):

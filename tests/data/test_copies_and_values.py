@@ -17,6 +17,8 @@ import pytest
 from data_makers import write_classes, write_deep_colours
 from PIL import Image
 
+from client.device import Device
+from common.client_state import ClientStore
 from common.config import checked
 from common.data.batches import Split
 from common.data.digit_files import read_usps
@@ -28,8 +30,9 @@ from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
 from common.privacy import GaussianPrivacy
-from common.settings import check_deployable, check_test_images, load_settings
+from common.settings import RunSettings, check_test_images, load_settings
 from common.text import warn_once
+from strategies.core.participants import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -203,17 +206,38 @@ def test_copies_of_validation_images_that_are_trained_on_are_told(
         inspect_all(replace(data, duplicates="refuse"), protocol, 0)
 
 
-def test_devices_that_would_number_the_classes_of_their_own_folders_are_refused(tmp_path: Path) -> None:
-    """One with cats and dogs, the other with dogs and foxes: label 0 was a cat at one and a dog at the other."""
-    write_classes(tmp_path / "site", {"cat": 4, "dog": 4})
-    write_classes(tmp_path / "other", {"dog": 4})
-    words = ["data=folder", f"data.root={tmp_path}"]
-    two_of_one = ["data.domains=[site]", "protocol=skewed", "protocol.client_count=2"]
-    for several in (two_of_one, ["data.domains=[site,other]"]):
-        with pytest.raises(DataError, match=r"each of 2 devices .*name the classes \(data\.classes=\[a,b\]\)"):
-            check_deployable(load_settings([*words, *several]))
-        check_deployable(load_settings([*words, *several, "data.classes=[cat,dog]"]))
-    check_deployable(load_settings([*words, "data.domains=[site]"]))
+@checked
+class Listed(Folder):
+    """A data set of a user, whose classes are the folders on the disk, whatever the settings name."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The folders."""
+        return tuple(sorted(each.name for each in Path(str(self.root), self.domains[0]).iterdir()))
+
+
+@pytest.mark.parametrize("target", ["common.data.folder.Folder", f"{__name__}.Listed"])
+def test_a_device_that_numbers_the_classes_of_its_own_folders_otherwise_is_refused(target: str, tmp_path: Path) -> None:
+    """Label 0 was a cat at one and a dog at the other, without a word."""
+
+    def settings_of(place: str, *more: str) -> RunSettings:
+        words = ["method=fedavg", "data=folder", f"data._target_={target}", "data.domains=[site]", "data.image_size=8"]
+        return load_settings([*words, "model=small", "train.device=cpu", f"data.root={tmp_path / place}", *more])
+
+    def refused(place: str, *more: str) -> str | None:
+        settings = settings_of(place, *more)
+        device = Device(settings, ClientSpec("site", 0), lambda run: ClientStore(tmp_path / "own"))
+        return Registry(settings_of("server", *more)).admit(device.register())
+
+    write_classes(tmp_path / "server" / "site", {"cat": 4, "dog": 4})
+    write_classes(tmp_path / "alike" / "site", {"cat": 5, "dog": 6})
+    write_classes(tmp_path / "unlike" / "site", {"dog": 4, "fox": 4})
+    write_classes(tmp_path / "fewer" / "site", {"cat": 5})
+    assert refused("alike") is None
+    assert "let settings name them, as data.classes=[a,b] does" in str(refused("unlike"))
+    assert refused("fewer")
+    if target.endswith("Folder"):
+        assert refused("fewer", "data.classes=[cat,dog]") is None
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "refuse"])

@@ -175,7 +175,8 @@ def test_a_machine_with_other_code_or_data_is_named(
     settings = toy_settings("fedavg", tmp_path)
     (tmp_path / "config.yaml").touch()
     monkeypatch.setattr("common.settings.settings_in", lambda _: settings)
-    here = Registration("bright-0", "bright", 25, [7, 6, 6, 6], ["bright"], "s", "i", settings.code, "cpu", {}, "c")
+    counts = [7, 6, 6, 6]
+    here = Registration("bright-0", "bright", 25, counts, ["bright"], "s", "c", "i", settings.code, "cpu", {}, "c")
     asked = message(MessageTypeLegacy.GET_PROPERTIES)
     alike, _ = backend_of(monkeypatch, a=registering(here), b=registering(here))
     assert alike.process_message(asked, CONTEXT)[0].has_content()

@@ -89,6 +89,7 @@ def registration(settings: RunSettings, client: str, **changes: Any) -> Registra
         "class_counts": counts,
         "scores": list(Toy().domains),
         "split": "0" * 64,
+        "classes": settings.data.classes_sha256,
         "identity": settings.identity,
         "code": settings.code,
         "device": "a CPU",
