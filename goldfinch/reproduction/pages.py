@@ -151,17 +151,22 @@ def _our_row(comparison: Comparison, line: Line, columns: Sequence[ScoreColumn])
 
 
 def _published(comparison: Comparison) -> Sheet:
-    """Return the published table, with the gap to ours in parentheses."""
+    """Return the published table, with the gap to ours in parentheses, without domains that have no printed number."""
     table = comparison.table
     columns = comparison.columns
     all_comparable = len(comparison.comparable) == len(columns)
-    header = ["row", *table.domains.values(), "average"]
+    header, printed = ["row"], []
+    for place, (column, name) in enumerate(zip(columns, table.domains.values(), strict=True)):
+        if any(comparison.published(line, column) is not None for line in comparison.lines):
+            printed.append((place, column))
+            header.append(name)
+    header.append("average")
     if table.measure:
         header.append("measured")
     rows = []
     for line in comparison.lines:
         cells = [line.printed.label]
-        for place, column in enumerate(columns):
+        for place, column in printed:
             deviation = None
             if line.printed.deviations:
                 deviation = line.printed.deviations[place]
