@@ -58,7 +58,8 @@ CLASSES = ("cat", "dog", "owl")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     state = Small().build(3, 16, seed=5).state_dict()
-    write_tensors(folder / "model.safetensors", state, {"goldfinch": json.dumps({"classes": CLASSES})})
+    description = json.dumps({"classes": CLASSES, "method": "fedavg"})
+    write_tensors(folder / "model.safetensors", state, {"goldfinch": description})
     return folder
 
 
@@ -81,7 +82,7 @@ def test_other_classes_get_a_new_classifier(classes, exported):
     ("spec", "message"),
     [
         (lambda folder: ResNet10(pretrained=folder), "another network"),
-        (lambda folder: Small("group", pretrained=folder), "another network: backbone"),
+        (lambda folder: Small("group", pretrained=folder), r"another network: backbone.*its method \(fedavg\)"),
         (lambda folder: Small(pretrained=folder / "absent"), "no exported model.*goldfinch export RUN --to"),
     ],
     ids=["architecture", "norm", "absent"],
