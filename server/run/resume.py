@@ -127,8 +127,12 @@ def _seconds_of_end(folder: Path) -> float:
 
 
 def record_interruption(folder: Path, reason: str) -> None:
-    """Append the event of a part that ends at once, such as while another thread waits for a silent SuperLink."""
-    append_lines(folder / EVENTS, [{"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}])
+    """Append the event of a part that ends at once, such as while another thread waits for a silent SuperLink.
+
+    A finished run in the folder, which was to be replaced or goes on later, stays as it is.
+    """
+    if not (folder / SUMMARY).exists():
+        append_lines(folder / EVENTS, [{"event": INTERRUPTED, "time": round(time.time(), 3), "reason": reason}])
 
 
 def _was_killed(folder: Path) -> bool:
