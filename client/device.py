@@ -303,12 +303,7 @@ class Device:
         message = received(message, self.settings.rounds.transport, self.torch_device)
         kept = moved(dict(sorted(own.items())), self.torch_device)
         client = Client(
-            self.spec.id,
-            self.spec.domain,
-            len(split),
-            self._class_counts,
-            request.client_index,
-            request.client_count,
+            self.spec.id, self.spec.domain, len(split), self._class_counts, request.client_index, request.client_count
         )
         state = self._model(client.client_count)
         model = state.model

@@ -200,10 +200,7 @@ def class_means(features: Tensor, labels: Tensor, class_count: int) -> Prototype
 
 
 def cluster_prototypes(
-    prototypes: PrototypeSet,
-    *,
-    level: int | None = None,
-    clustering: Clustering = "finch-clust",
+    prototypes: PrototypeSet, *, level: int | None = None, clustering: Clustering = "finch-clust"
 ) -> PrototypeSet:
     """FINCH clusters of each class's rows, each cluster reduced to its mean (FPL Eq. 4; FedPLVM; FINCH* of FedPLCC).
 

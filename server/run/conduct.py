@@ -148,10 +148,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 def run_federation(
-    settings: RunSettings,
-    engine: Engine,
-    listeners: Sequence[Listener] = (),
-    stop: Callable[[], bool] = lambda: False,
+    settings: RunSettings, engine: Engine, listeners: Sequence[Listener] = (), stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
     """Run all rounds, write ``summary.json``, and return its content.
 

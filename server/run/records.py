@@ -6,15 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.metrics import (
-    COUNTED,
-    ClassTotals,
-    RoundScore,
-    best_round,
-    cells_of,
-    counts_fit,
-    states,
-)
+from common.metrics import COUNTED, ClassTotals, RoundScore, best_round, cells_of, counts_fit, states
 from common.scores import class_totals, lines_on
 from common.settings import RunSettings
 from common.wire.messages import SCALED, Request, completed_status, request_text

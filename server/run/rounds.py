@@ -189,11 +189,7 @@ class RoundLoop:
         if not self.engine.simulated:
             seconds = self.patience.seconds(self.federation.server.round)
         replies, failures = self.engine.exchange(
-            message,
-            requests,
-            seconds,
-            keep=self.federation.answer_store.keep,
-            closing=self.federation.closing(enough),
+            message, requests, seconds, keep=self.federation.answer_store.keep, closing=self.federation.closing(enough)
         )
         if not self.engine.simulated:
             self.patience.note(began, replies)

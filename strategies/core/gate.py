@@ -244,10 +244,7 @@ class Gate:
 
 
 def check_tensors(
-    part: str,
-    tensors: Mapping[str, Tensor],
-    expected: Mapping[str, tuple[torch.dtype, Shape]],
-    samples: int = 0,
+    part: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.dtype, Shape]], samples: int = 0
 ) -> None:
     """Check that names, dtypes and shapes are exactly the expected ones.
 
