@@ -106,6 +106,13 @@ def test_a_run_tries_it_with_an_attack_and_resumes_with_its_memory(tmp_path: Pat
     assert {f"alike/{name}-0" for name in ("bright", "dark", "noisy")} <= set(checkpoint.memory)
 
 
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedgca"])
+def test_a_method_whose_clients_keep_their_step_refuses_it(method: str) -> None:
+    reason = r"aggregation=mylib\.foolsgold\.FoolsGold may change them.*set aggregation=mean"
+    with pytest.raises(ConfigError, match=reason):
+        load_settings([f"method={method}", "data=glyphs", "aggregation=mylib.foolsgold.FoolsGold"])
+
+
 class Shorter:
     """A filter that scales the parameters of one client by a factor."""
 
