@@ -77,31 +77,28 @@ class RobustRule(Mean, ABC):
         return totals
 
     def class_means(self, sets: Sequence[PrototypeSet], *, sample_weighted: bool = False) -> PrototypeSet:  # noqa: ARG002
-        """Return one row per class; its weight is the sum of all rows' weights. Clients count the same."""
-        rows = PrototypeSet.concatenate(sets)
-        if not len(rows):
-            return rows
+        """Return one row per class; its weight is that of the median client times the number of those that hold it."""
         tables = _tables(sets)
-        masses = rows.weights.new_zeros(int(rows.labels[-1]) + 1, dtype=torch.float64)
-        masses.index_add_(0, rows.labels, rows.weights.double())
+        if not tables:
+            return PrototypeSet.concatenate(sets)
         vectors: list[Tensor] = []
-        for _, table in tables.values():
+        weights: list[Tensor] = []
+        for label, (holders, table) in tables.items():
             vectors.append(self.combine_rows(table).float())
-        labels = torch.tensor(list(tables))
-        return PrototypeSet(torch.stack(vectors), labels, masses[labels].float())
+            masses = [sets[holder].weights[sets[holder].labels == label].sum() for holder in holders]
+            weights.append(len(holders) * torch.stack(masses).median())
+        return PrototypeSet(torch.stack(vectors), torch.tensor(list(tables)), torch.stack(weights))
 
     def rows(self, sets: Sequence[PrototypeSet]) -> PrototypeSet:
-        """Return the rows of those clients that the rule chooses in the row's class."""
-        chosen: dict[int, set[int]] = {}
+        """Return the rows of those clients that the rule chooses in the row's class; a client's weigh 1 together."""
+        parts: list[PrototypeSet] = []
         for label, (holders, table) in _tables(sets).items():
             for index in self.chosen_rows(table).tolist():
-                chosen.setdefault(holders[index], set()).add(label)
-        parts: list[PrototypeSet] = []
-        for position, part in enumerate(sets):
-            labels = sorted(chosen.get(position, set()))
-            mask = torch.isin(part.labels, torch.tensor(labels, dtype=torch.int64))
-            parts.append(PrototypeSet(part.vectors[mask], part.labels[mask], part.weights[mask]))
-        return PrototypeSet.concatenate(parts)
+                sent = sets[holders[index]]
+                own = sent.labels == label
+                weights = sent.weights[own]
+                parts.append(PrototypeSet(sent.vectors[own], sent.labels[own], weights / weights.sum()))
+        return PrototypeSet.concatenate(parts or sets)
 
 
 def _tables(sets: Sequence[PrototypeSet]) -> dict[int, tuple[list[int], Tensor]]:

@@ -200,6 +200,17 @@ def test_a_class_of_few_holders_is_kept() -> None:
     assert rule.rows([alone, pair, other, *everybody]).of_class(5).tolist() == [[4, 5, 6]]
 
 
+def test_claimed_samples_do_not_count_in_prototypes() -> None:
+    """A liar about samples had nearly all weight in FedPLCC's clusters, and in RUCR's shares of the classes."""
+    sets = [PrototypeSet(torch.eye(3) + k / 10.0, torch.tensor([0, 0, 1]), torch.full((3,), 20.0)) for k in range(5)]
+    liar = PrototypeSet(sets[2].vectors, sets[2].labels, torch.tensor([9e6, 9e6, 20.0]))
+    lied = [*sets[:2], liar, *sets[3:]]
+    rule = GeometricMedian()
+    assert rule.rows(lied).weights.tolist() == [0.5] * 6 + [1.0] * 3
+    assert rule.rows(lied) == rule.rows(sets)
+    assert rule.class_means(lied).weights.tolist() == [5 * 40.0, 5 * 20.0]
+
+
 # ---- a rule of one's own in a run ------------------------------------------------------------------------------------
 
 
