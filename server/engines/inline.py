@@ -102,9 +102,7 @@ class InlineEngine:
         closing: Closing | None = None,
     ) -> tuple[list[Reply], list[Failure]]:
         """Exchange one message with the clients. See :class:`server.run.engine.Engine`."""
-        blob = None
-        if self.options.wire:
-            blob = encode(message)
+        blob = encode(message) if self.options.wire else None
         replies: list[Reply] = []
         failures: list[Failure] = []
         outcomes = self._each(lambda request: self._ask(request, message, blob, keep), list(requests.values()))

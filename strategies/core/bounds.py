@@ -30,8 +30,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.round_settings import TrainSettings
+from common.settings import RunSettings
 from common.storage import GlobalState
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec
@@ -189,6 +191,20 @@ class Bounds:
                 else:
                     tensors[each] = tensors[each] * share
         return replace(update, weights=weights, prototypes=prototypes, extra=extra)
+
+
+def check_bounds(settings: RunSettings, client_count: int) -> None:
+    """Refuse a bound in rounds that ask too few clients for one. A bound of tables, such as ``pooled``, needs none.
+
+    Raises:
+        ConfigError: the bound would protect nothing.
+    """
+    asked = settings.rounds.sampled(client_count)
+    if settings.rounds.outliers == "clip" and asked < MIN_UPDATES and settings.method.bound is None:
+        raise ConfigError(
+            f"rounds.outliers=clip needs {MIN_UPDATES} answers a round and {asked} clients are asked, so no update "
+            "would be bounded: take more clients, a larger rounds.participation, or rounds.outliers=off"
+        )
 
 
 def _parts(expected: UploadSpec, server: ServerContext) -> dict[str, Part]:

@@ -23,6 +23,7 @@ from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import CARRIED, Payload, cast_down, cast_up
 from strategies.core.aggregation import limit_samples
+from strategies.core.bounds import check_bounds
 from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, Filter, filters_of
 from strategies.core.gate import Gate
@@ -466,6 +467,7 @@ def check_combination(settings: RunSettings, model: nn.Module, client_count: int
     """
     method: Method = settings.method
     settings.aggregation.check(method.name, method.averages, settings.rounds.sampled(client_count))
+    check_bounds(settings, client_count)
     method.check(settings)
     _check_keeps_something(method, model)
     check_request(UNKNOWN, settings, model, client_count)

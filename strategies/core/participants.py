@@ -84,10 +84,9 @@ class Registry:
 
     def _wrong_run(self, registration: Registration) -> str | None:
         """Return how the client's name, code or settings differ from the run's; ``None`` if they do not."""
-        code = self.settings.code
         if registration.client not in self._domains:
             return f"the protocol has no client {registration.client}; it has {some_of(self.expected)}"
-        if registration.code != code:
+        if registration.code != self.settings.code:
             return f"it runs {code_text(registration, self.settings)}: install {self.settings.software} on both"
         if registration.identity != self.settings.identity:
             return "it was configured with other overrides than the server"

@@ -15,13 +15,16 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import toy_settings
 from torch import Tensor
 
+from common.errors import ConfigError
 from common.prototypes import PrototypeSet
 from common.round_settings import TrainSettings
+from common.settings import load_settings
 from common.storage import GlobalState
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from server.run.events import describe
 from strategies.core.bounds import MAX_RATIO, MEMORY, STILL, Bounds
+from strategies.core.federation import Federation
 from strategies.core.method import Client, Update, UploadSpec
 
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"
@@ -105,6 +108,14 @@ def test_the_order_does_not_matter_and_fewer_than_half_cannot_shift_the_median()
 def test_of_two_clients_neither_is_an_outlier(count: int) -> None:
     everyone = clients([20] * count)
     assert not limits([moved(client, 10.0**index) for index, client in enumerate(everyone)])
+
+
+@pytest.mark.parametrize("few", ["data.domains=[signs,sketch]", "rounds.participation=0.5"])
+def test_a_bound_that_no_round_could_have_is_refused(few: str) -> None:
+    """Each of two updates was accepted as it was, in a run whose record says ``rounds=guarded``."""
+    with pytest.raises(ConfigError, match=r"needs 3 answers a round and 2 clients are asked.*rounds\.participation"):
+        Federation(load_settings(["method=fedavg", "data=glyphs", "rounds=guarded", few]))
+    Federation(load_settings(["method=pooled", "data=glyphs", "rounds=guarded"]))
 
 
 def test_where_most_stand_still_a_small_step_is_none_too_long() -> None:
