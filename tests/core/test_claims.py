@@ -224,6 +224,13 @@ def test_with_limits_a_liar_about_samples_has_no_more_than_half_of_the_average(t
     assert torch.allclose(weights, sum(share * update.weights["layer.weight"] for share, update in shares) / 84)
 
 
+def test_of_two_clients_neither_is_limited_by_a_share() -> None:
+    """Two have no majority."""
+    pair = updates(who=(0, 1))
+    assert cap_samples(pair, clients(), 0.5) == pair
+    assert len({update.samples for update in cap_samples(updates(), clients(), 0.34)}) < len(clients())
+
+
 def test_an_honest_client_that_counts_for_fewer_samples_is_not_refused(tmp_path: Path) -> None:
     """It repeats what it registered, not what it counts for."""
     done = run(toy_settings("fedavg", tmp_path, rounds={"largest_client": 1.0}))

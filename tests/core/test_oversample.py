@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from goldfinch.trackers.live import LiveView
 from server.engines.flower import FlowerEngine
 from server.engines.inline import InlineEngine
 from server.run.accounting import ReleaseCounts
-from server.run.engine import ENOUGH
+from server.run.engine import ENOUGH, without_the_late
 from server.run.events import Subject, describe
-from strategies.core.federation import Closing
-from strategies.core.flower import answer_to_fit_res
+from strategies.core.federation import Closing, Reply
+from strategies.core.flower import answer_to_fit_res, fit_res_to_answer
 
 SOME = {"participation": 0.67, "oversample": 1.5, "evaluate_every": 100, "quorum": 1.0}
 """Two of three are needed, three are asked, and only the first round and the last score."""
@@ -180,6 +181,19 @@ def result(client: str) -> Any:
         of.run, of.method, of.round, of.exchange, client, 2, [1, 1], True, [], {}, 1, {}, 0, "a test", 0
     )  # fmt: skip
     return answer_to_fit_res(Payload({"w": torch.ones(300_000)}, header=header_of(header)))
+
+
+def test_scores_alone_do_not_close_a_simulated_exchange() -> None:
+    """A client that only scores is waited for, and is none of the updates that are enough."""
+    replies = []
+    for client in ("a", "b", "c", "scorer"):
+        answer, payload, _ = fit_res_to_answer(result(client))
+        replies.append(Reply(client, replace(answer, trained=client != "scorer"), payload))
+    for number in range(1, 20):  # the order in which they come is another in each round
+        arrived, failures = without_the_late(replies, [], Closing(2, frozenset({"scorer"}), number))
+        trained = [reply.client for reply in arrived if reply.answer.trained]
+        assert len(trained) >= 2
+        assert sorted([*trained, "scorer", *(failure.client for failure in failures)]) == ["a", "b", "c", "scorer"]
 
 
 def test_no_exchange_waits_for_the_late_and_nothing_is_kept_of_them() -> None:
