@@ -226,12 +226,12 @@ def in_turn(split: Split, count: int, name: str) -> Split:
 
 
 def without_paths(node: Any) -> Any:
-    """Return a node of the configuration with ``None`` for paths of folders and files."""
+    """Return a node of the configuration with ``None`` for paths; a setting of that name may be a number or a list."""
     if not isinstance(node, Mapping):
         return node
     values: dict[str, Any] = {}
     for key, value in node.items():
-        if key in PATHS:
+        if key in PATHS and isinstance(value, str):
             values[key] = None
         else:
             values[key] = without_paths(value)

@@ -129,7 +129,8 @@ class TrainedModel(nn.Module):
 
 def without_start(spec: ModelSpec) -> ModelSpec:
     """Return the network's settings without files that training started from; the weights replace those anyway."""
-    paths = [name for name in ("pretrained", "pretrained_file", "weights") if getattr(spec, name, None) is not None]
+    starts = ("pretrained", "pretrained_file", "weights")
+    paths = [name for name in starts if isinstance(getattr(spec, name, None), (str, Path))]
     without: dict[str, Any] = dict.fromkeys(paths)
     return replace(spec, **without)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from common.models.base import Model, ModelError
 
@@ -22,7 +23,8 @@ def try_on(model: Model, size: int, made_by: type) -> None:
     if made_by.__module__.startswith("common.models."):
         return
     device = next(model.parameters(), torch.empty(0)).device
-    if device.type == "meta":  # not every operation knows it
+    lazy = any(is_lazy(parameter) for parameter in model.parameters())  # they get their sizes here
+    if device.type == "meta" and not lazy:  # not every operation knows it
         return
     try:
         with torch.no_grad():
@@ -35,8 +37,10 @@ def try_on(model: Model, size: int, made_by: type) -> None:
         ("features", features, model.feature_size),
         ("logits", logits, model.class_count),
     ):
-        if found.shape != (2, expected):
+        shape = getattr(found, "shape", None)
+        if shape != (2, expected):
+            given = type(found).__name__ if shape is None else list(shape)
             raise ModelError(
-                f"{name}: {what} of two images are {list(found.shape)}, and must be [2, {expected}], as the network "
+                f"{name}: {what} of two images are {given}, and must be [2, {expected}], as the network "
                 "says in Model(backbone, head, feature_size, class_count)"
             )
