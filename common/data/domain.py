@@ -256,19 +256,26 @@ class DataSource(ABC):
 @lru_cache(maxsize=32)
 def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     read = source._read_own if own else source._read
-    found = read_by(read, domain, Domain, f"{source.name}: domain {domain!r}")
+    where = f"{source.name}: domain {domain!r}"
+    found = read_by(read, domain, Domain, where)
+    if found.name != domain:
+        raise DataError(f"{where} was read as Domain({found.name!r}, ...)")
     for part, split in (("train", found.train), ("test", found.test)):
         if not len(split):
             place = f" under {source.root}" if source.root else ""
-            raise DataError(f"{source.name}: domain {domain!r}{place} has no {part} images; add some, or leave it out")
+            raise DataError(f"{where}{place} has no {part} images; add some, or leave it out")
         if split.images.shape[2:] != (source.image_size, source.image_size):
             raise DataError(
                 f"{source.name}: the {part} images of {domain!r} are {list(split.images.shape)}, and data.image_size "
                 f"is {source.image_size}: set it to their side, or let the data set resize them"
             )
-        if int(split.labels.min()) < 0 or int(split.labels.max()) >= source.class_count:
-            worst = int(split.labels.max())
-            raise DataError(f"{source.name}: domain {domain!r} has the label {worst}, of {source.class_count} classes")
+        for label in (int(split.labels.min()), int(split.labels.max())):
+            if not 0 <= label < source.class_count:
+                raise DataError(f"{where} has the label {label}, of {source.class_count} classes")
+        for kind in (f"{part}_files", f"{part}_groups"):
+            given = len(getattr(found, kind))
+            if given not in (0, len(split)):
+                raise DataError(f"{where}: {kind} must have an entry for each of {len(split)} images; got {given}")
     return found
 
 

@@ -97,7 +97,11 @@ def check_names(kind: str, names: Iterable[str]) -> None:
     Raises:
         ConfigError: a name cannot be shown, or is that of another column.
     """
+    known: set[str] = set()
     for name in names:
+        if not isinstance(name, str) or name in known:
+            raise ConfigError(f"{kind} {name!r}: names must be texts, each another; correct the data set's names")
+        known.add(name)
         if reason := unfit(kind, name):
             raise ConfigError(
                 f"{kind} {printable(name)[:100]}: its name {reason}; rename its folder, or its entries in the list"

@@ -107,6 +107,9 @@ def test_an_empty_split_and_a_wrong_label_are_errors(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(MadeUp, "content", Split(split(1).images, torch.tensor([3])))
     with pytest.raises(DataError, match="has the label 3, of 3 classes"):
         MadeUp(root="/label").load("one")
+    monkeypatch.setattr(MadeUp, "content", Split(split(2).images, torch.tensor([-1, 0])))
+    with pytest.raises(DataError, match="has the label -1, of 3 classes"):
+        MadeUp(root="/negative").load("one")
 
 
 def test_the_given_root_wins_over_the_configured_and_that_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
