@@ -21,6 +21,7 @@ from client.trainer import LocalExchange, choose_device, memory_format
 from client.transfer import check_unchanged, copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
+from common.config import returned
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
@@ -159,7 +160,8 @@ class Device:
             raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {known}")
         if domain not in self._test_splits:
             loaded = self.settings.data.load(domain, self.data_root, own=domain == self.spec.domain)
-            split = self.settings.protocol.test_split(loaded)
+            protocol = self.settings.protocol
+            split = returned(protocol.test_split(loaded), Split, protocol.test_split)
             if not len(split):
                 raise DataError(f"domain {domain} has no test images; put some into its test split")
             self.privacy.note_test(loaded, split)

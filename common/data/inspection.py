@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from common.config import returned
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.protocols import ClientSpec, Protocol
@@ -148,7 +149,10 @@ def _check_clients(data: DataSource, protocol: Protocol) -> None:
         raise DataError(
             f"{name}.clients {found}; it must have each client once: ClientSpec(domain, 0), (domain, 1) ..."
         )
-    for domain in protocol.test_domains(data):
+    scored = protocol.test_domains(data)
+    if not scored:
+        raise DataError(f"{name}.test_domains is empty; it must have the domains that are scored")
+    for domain in scored:
         if domain not in data.domains:
             raise DataError(
                 f"{name}.test_domains has {domain!r}, no domain of the data; {nearest(domain, data.domains)}"
@@ -344,7 +348,7 @@ def _parts(source: DataSource, domain: Domain, protocol: Protocol | None, seed: 
         if domain.name not in protocol.test_domains(source):
             on_test = "unused"
         else:
-            scored = protocol.test_split(domain)
+            scored = returned(protocol.test_split(domain), Split, protocol.test_split)
         if scored is domain.whole and not clients:
             uses = ["scored"] * len(uses)
         elif scored is not domain.test:
