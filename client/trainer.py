@@ -129,16 +129,8 @@ class LocalExchange:
         with self._autocast():
             features, logits, extra = self.method.compute(self.model, images, self)
         floats = {name: tensor.float() for name, tensor in extra.items()}
-        batch = Batch(
-            images,
-            labels,
-            features.float(),
-            logits.float(),
-            self.views,
-            floats,
-            self.train.label_smoothing,
-            self.class_weights,
-        )
+        smoothing, weights = self.train.label_smoothing, self.class_weights
+        batch = Batch(images, labels, features.float(), logits.float(), self.views, floats, smoothing, weights)
         if self._first_batch is None:
             self._first_batch = batch
         return batch
@@ -421,10 +413,23 @@ class LocalExchange:
                 inputs = known[chosen]
             with self._autocast():
                 features, logits, _ = self.method.compute(self.model, inputs, self)
+                if self.round == 1 and type(self.method).compute is not Method.compute:
+                    self._check_exported(inputs, features, logits)
             scores = self.method.predict(features.float(), logits.float(), self)
             counter.add(scores, logits.float(), labels)
         self.model.train(was_training)
         return counter.result(len(split))
+
+    def _check_exported(self, inputs: Tensor, *computed: Tensor) -> None:
+        """Refuse a method whose own ``compute`` gives what no exported model would give."""
+        if type(self.method).inference is not Method.inference or not self.method.trains:
+            return
+        for found, plain in zip(computed, self.model(inputs), strict=True):
+            if found.shape != plain.shape or not torch.allclose(found, plain, rtol=1e-3, atol=1e-3, equal_nan=True):
+                raise ConfigError(
+                    f"method={self.method.name}: compute gives other features or logits than the network: override "
+                    "inference, too: an export knows nothing of compute"
+                )
 
     def validate(self) -> Measured:
         """Score the model on the client's validation samples, or on its training samples if there are none.

@@ -89,6 +89,12 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "    def predict(self, features, logits, local):\n        return -logits\n\n    @property",
         "override inference, too: an export",
     ),
+    "a pass of no export": (
+        "    @property",
+        "    def compute(self, model, images, local):\n        features, logits = model(images)\n"
+        "        return features, -logits, {}\n\n    @property",
+        "compute gives other features or logits than the network: override inference, too: an export",
+    ),
     "received tensors changed": (
         "        return Losses(terms)",
         "        local.prototypes.vectors.mul_(0.9)\n        return Losses(terms)",
@@ -171,6 +177,16 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
         "    def test_domains(self, data):\n        return ('nowhere',)\n\n    def split",
         "test_domains has 'nowhere', no domain",
     ),
+    "no scored domain": (
+        "    def split",
+        "    def test_domains(self, data):\n        return ()\n\n    def split",
+        "ByLabel.test_domains is empty",
+    ),
+    "no split to score": (
+        "    def split",
+        "    def test_split(self, domain):\n        return domain.test.images, domain.test.labels\n\n    def split",
+        "ByLabel.test_split returned a tuple; it must return a Split",
+    ),
 }
 
 
@@ -189,6 +205,11 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
         "nn.Linear(self.width, class_count)",
         "nn.Linear(self.width, class_count + 1)",
         r"logits of two images are \[2, 11\], and must be \[2, 10\]",
+    ),
+    "two outputs": (
+        "nn.Linear(self.width, class_count)",
+        "nn.LSTM(self.width, class_count)",
+        r"logits of two images are tuple, and must be \[2, 10\]",
     ),
     "another class": (
         "return Model(",
@@ -265,6 +286,16 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     forget("ownlib")
     error = said(package, "data-set", "labels[:cut]", "labels[:cut + 1]", words, capsys)
     assert "archives: domain 'day': 48 images need as many labels" in error
+    forget("ownlib")
+    error = said(package, "data-set", "return Domain(domain,", "return Domain('dusk',", words, capsys)
+    assert "domain 'day' was read as Domain('dusk', ...)" in error
+    forget("ownlib")
+    error = said(package, "data-set", "labels[cut:]))", "labels[cut:]), train_groups=('one',))", words, capsys)
+    assert "train_groups must have an entry for each of 48 images; got 1" in error
+    for names in ("(1, 2)", "('cat', 'cat')"):
+        forget("ownlib")
+        error = said(package, "data-set", "return self.classes", f"return {names}", words, capsys)
+        assert "names must be texts, each another" in error
     forget("ownlib")
     assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
 
