@@ -194,7 +194,7 @@ class RunSettings:
         remedies: dict[str, str] = {}
         if self.rounds.outliers != "off":
             remedies[f"rounds.outliers={self.rounds.outliers}"] = "rounds.outliers=off"
-        if getattr(self.aggregation, "robust", False) or self.aggregation.filters():
+        if type(self.aggregation).__module__ != "strategies.core.aggregation":  # the average alone is there
             rule = self.choices.get("aggregation", type(self.aggregation).__name__)
             remedies[f"aggregation={rule}"] = "aggregation=mean"
         if self.rounds.transport != "float32":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from support.runs import run
 from support.toy import attacked_settings, toy_settings
 
 from common.choices import CONF
+from common.config import checked
 from common.errors import ConfigError
 from common.numerics import generator
 from common.settings import load_settings
 from common.storage import GlobalState
 from server.run.checkpoint import Checkpoints
+from strategies.core.aggregation import Mean
 from strategies.core.context import ServerContext
 from strategies.core.exchange import Client, Update, UploadSpec
 from strategies.core.federation import Federation, Outcome
@@ -111,6 +114,17 @@ def test_a_method_whose_clients_keep_their_step_refuses_it(method: str) -> None:
     reason = r"aggregation=mylib\.foolsgold\.FoolsGold may change them.*set aggregation=mean"
     with pytest.raises(ConfigError, match=reason):
         load_settings([f"method={method}", "data=glyphs", "aggregation=mylib.foolsgold.FoolsGold"])
+
+
+@checked
+class Half(Mean):
+    """A rule of a user that makes another state of the updates than their average, without filters."""
+
+
+def test_a_rule_without_filters_is_refused_there_too() -> None:
+    settings = load_settings(["method=fedavg", "data=glyphs"])
+    assert not settings.alters_updates
+    assert list(replace(settings, aggregation=Half()).alters_updates.values()) == ["aggregation=mean"]
 
 
 class Shorter:
