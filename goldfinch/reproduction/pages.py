@@ -232,7 +232,7 @@ def _partial(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison) -> Rows:
-    """Return how the table was made: setting, seeds, data split, code and time."""
+    """Return how the table was made: setting, data split, code and time."""
     seconds = []
     for line in comparison.lines:
         for run in line.ours.runs:
@@ -244,7 +244,6 @@ def _facts(comparison: Comparison) -> Rows:
         split_hash = combined_hash(splits)
     return [
         ("setting", f"conf/experiment/{comparison.table.name}.yaml"),
-        ("seeds", ", ".join(map(str, comparison.seeds))),
         ("split, SHA-256", split_hash),
         ("code", _codes(comparison)),
         ("wall seconds", f"{sum(seconds):.0f} in {len(seconds)} runs"),
