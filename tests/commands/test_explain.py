@@ -128,6 +128,7 @@ def test_words_are_completed(
     assert set(capsys.readouterr().out.split()) == expected
 
 
+@pytest.mark.long
 def test_a_text_of_several_paragraphs_has_no_table_in_it() -> None:
     for group in GROUPS:
         for choice in choices_of(group) if group not in WITHOUT_TEXT else ():

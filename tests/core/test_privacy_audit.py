@@ -45,9 +45,9 @@ from strategies.core.federation import Federation
 
 ASKED, PUBLIC, WITHHELD, RECEIVED, SECRET = "asked", "public", "withheld", "received", "secret"
 CARRIES, REASON = "carries", "reason"
-"""What a field is: an echo of the request; a function of sample counts, split or machine; empty under privacy; a
-function of what was received and of test images; a keyed hash with a key that stays on the device; what is classified
-itself (an answer or registrations); one of a fixed list of reasons."""
+"""What a field is: an echo of the request; a function of sample counts, split, names of classes or machine; empty under
+privacy; a function of what was received and of test images; a keyed hash with a key that stays on the device; what is
+classified itself (an answer or registrations); one of a fixed list of reasons."""
 
 ANSWER = {
     **dict.fromkeys(("run", "method", "round", "exchange", "attempt", "client", "trained"), ASKED),
@@ -57,7 +57,7 @@ ANSWER = {
 }
 REGISTRATION = {
     **dict.fromkeys(("client", "domain", "samples", "class_counts", "scores", "split", "identity", "code"), PUBLIC),
-    **dict.fromkeys(("device", "versions", "validation", "files", "start_seconds", "clock_ahead"), PUBLIC),
+    **dict.fromkeys(("device", "versions", "validation", "files", "start_seconds", "clock_ahead", "classes"), PUBLIC),
     "content": SECRET,
 }
 PAYLOAD = {"header", "weights", "prototypes", "extra"}

@@ -189,6 +189,7 @@ TWO: dict[str, Callable[[State], Any]] = {
 SAVED = [*((kind, False) for kind in TWO), ("query and key", True), ("with and without a suffix", True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "safe"), SAVED)
 def test_of_two_networks_one_is_kept_by_the_command_that_is_named(
     kind: str, safe: bool, state: State, tmp_path: Path

@@ -156,6 +156,7 @@ def test_a_summary_can_be_made_again_bit_for_bit(recorded: Path, tmp_path: Path)
 OTHER = '{"average": 99.9, "scores": {}, "state_sha256": "0", "rounds": 1}'
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_shown_does_not_depend_on_the_summary(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
