@@ -123,6 +123,7 @@ def test_every_update_counts_as_it_was_sent(method: str, honest: Callable[[str],
     assert found.done.summary["joined_batches"] == ["two_classes-0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_declares_what_its_clients_keep(method: str, honest: Callable[[str], Honest]) -> None:
     """What stays on a device by ``Upload.local`` is found in a run, not in a list."""

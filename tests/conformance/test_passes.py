@@ -59,6 +59,7 @@ class Work:
         monkeypatch.setattr(LocalExchange, "validate", measuring)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(choices_of("method")))
 def test_a_method_declares_its_passes_and_what_it_measures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_computes_the_same(option: str, steps: list[CapturedSteps], tmp_path: Path) -> None:
     plain, captured = both(toy("fpl", **OPTIONS[option]), tmp_path)
@@ -309,6 +310,7 @@ def own(kind: type[Any]) -> Callable[[Path], RunSettings]:
     return lambda folder: with_method(make(folder), kind())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BREAKING)
 def test_a_step_that_breaks_the_rules_is_plain_and_says_why(
     kind: type[Any], steps: list[CapturedSteps], tmp_path: Path, caplog: pytest.LogCaptureFixture

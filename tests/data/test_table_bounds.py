@@ -107,6 +107,7 @@ def test_reading_a_list_decodes_no_image(tmp_path: Path) -> None:
     assert Table(path=str(place)).class_names == ("cat",)
 
 
+@pytest.mark.long
 def test_a_table_takes_no_more_memory_whatever_is_in_it(tmp_path: Path) -> None:
     """Nothing foresees this file: each of 300 fields of its images is small, and all of 64 rows are 19 GB."""
     same = pa.array([bytes(2**20)] * 64)

@@ -216,6 +216,7 @@ supernode.main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("registers", "pauses", "status"),
     [(True, (0.2, 0.5, 0.5), 0), (True, (0.2, *[0.0] * 2000), 0), (False, (0.2,), 1)],
@@ -249,6 +250,7 @@ LONELY = """node.register_signal_handlers("")
     time.sleep(60)"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "words", "said", "again"),
     [

@@ -59,6 +59,7 @@ def test_rows_that_papers_print_twice_have_the_same_numbers() -> None:
         assert cells(f"fedgca_{data}", "FedGCA") == cells(f"fedgca_{data}_losses", "all")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_rows_name_methods_and_settings_that_exist(name: str) -> None:
     for row in TABLES[name].rows:
@@ -74,6 +75,7 @@ def test_rows_name_methods_and_settings_that_exist(name: str) -> None:
                 assert (CONF / "views" / f"{value}.yaml").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_the_own_row_of_every_table_composes_to_checked_settings(name: str, scale: Scale) -> None:

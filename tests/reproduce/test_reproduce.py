@@ -165,6 +165,7 @@ def test_what_is_finished_is_skipped_and_a_new_seed_is_not(done: tuple[Reproduct
     assert [job.record() is None for job in jobs] == [False, False, True]
 
 
+@pytest.mark.long
 def test_runs_of_other_code_are_kept_and_said_until_they_are_to_be_trained_again(
     done: tuple[ReproductionRequest, Path, str], tmp_path: Path
 ) -> None:
