@@ -94,7 +94,7 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
 
-test: lint test-fast test-portable ## style, types, and the quick tests: ten minutes on two cores
+test: lint test-fast test-portable ## style, types, and the quick tests: 13 minutes on two cores
 
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
@@ -103,7 +103,7 @@ test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not long and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
 	$(PYTEST) -m "processes and not slow and not long" $(PARALLEL) --dist loadfile $(LISTED) # they wait more than they compute
 
-test-long: $(STAMP) ## what make test leaves out for its ten minutes: every method's conformance, real processes
+test-long: $(STAMP) ## what make test leaves out: every method's conformance, real processes
 	$(PYTEST) -m "long and not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED)
 	$(PYTEST) -m "processes and long and not slow" $(PARALLEL) --dist loadfile $(LISTED)
 
