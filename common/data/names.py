@@ -100,7 +100,7 @@ def check_names(kind: str, names: Iterable[str]) -> None:
     known: set[str] = set()
     for name in names:
         if not isinstance(name, str) or name in known:
-            raise ConfigError(f"{kind} {name!r}: names must be texts, each another; correct the data set's names")
+            raise ConfigError(f"{kind} {name!r}: names must be texts, and no two alike; correct the data set's names")
         known.add(name)
         if reason := unfit(kind, name):
             raise ConfigError(

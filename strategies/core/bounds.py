@@ -193,14 +193,20 @@ class Bounds:
         return replace(update, weights=weights, prototypes=prototypes, extra=extra)
 
 
+def least_answers(settings: RunSettings) -> int:
+    """Return how many answers ``rounds.outliers=clip`` needs to bound anything; 0 where tables have another bound."""
+    clips = settings.rounds.outliers == "clip" and settings.method.bound is None
+    return MIN_UPDATES if clips else 0
+
+
 def check_bounds(settings: RunSettings, client_count: int) -> None:
-    """Refuse a bound in rounds that ask too few clients for one. A bound of tables, such as ``pooled``, needs none.
+    """Refuse a bound in rounds that ask too few clients for one.
 
     Raises:
         ConfigError: the bound would protect nothing.
     """
     asked = settings.rounds.sampled(client_count)
-    if settings.rounds.outliers == "clip" and asked < MIN_UPDATES and settings.method.bound is None:
+    if asked < least_answers(settings):
         raise ConfigError(
             f"rounds.outliers=clip needs {MIN_UPDATES} answers a round and {asked} clients are asked, so no update "
             "would be bounded: take more clients, a larger rounds.participation, or rounds.outliers=off"

@@ -23,7 +23,7 @@ from common.storage import AnswerStore, GlobalState
 from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import CARRIED, Payload, cast_down, cast_up
 from strategies.core.aggregation import limit_samples
-from strategies.core.bounds import check_bounds
+from strategies.core.bounds import check_bounds, least_answers
 from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, Filter, filters_of
 from strategies.core.gate import Gate
@@ -375,10 +375,10 @@ class Federation:
             asked: clients that were asked to train, >= 1.
         """
         quorum = max(1, math.ceil(self.settings.rounds.quorum * asked - 1e-9))  # 0.55 * 100 is above 55
-        min_answers = self.settings.aggregation.min_answers
-        if quorum >= min_answers:
-            return quorum, "rounds.quorum"
-        return min_answers, "aggregation"
+        needs = {"rounds.quorum": quorum, "aggregation": self.settings.aggregation.min_answers}
+        needs["rounds.outliers"] = least_answers(self.settings)
+        by = max(needs, key=needs.__getitem__)
+        return needs[by], by
 
     def admit(self, client: str, answer: Answer, payload: Payload) -> Update | None:
         """Check a client's answer; return its update, or ``None`` if it was only asked for scores.

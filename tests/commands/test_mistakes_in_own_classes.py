@@ -295,7 +295,7 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     for names in ("(1, 2)", "('cat', 'cat')"):
         forget("ownlib")
         error = said(package, "data-set", "return self.classes", f"return {names}", words, capsys)
-        assert "names must be texts, each another" in error
+        assert "names must be texts, and no two alike" in error
     forget("ownlib")
     assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
 

@@ -62,6 +62,18 @@ def test_a_quorum_is_a_share_and_no_rounding_error_of_it(
     assert federation.needed(asked) == (needed, "rounds.quorum")
 
 
+def test_a_round_whose_answers_are_too_few_for_a_bound_does_not_count(tmp_path: Path) -> None:
+    """Two of three answers were averaged as they were, in a run whose record says ``rounds=guarded``."""
+    few = toy_settings("fedavg", tmp_path / "guarded", rounds={"outliers": "clip", "quorum": 0.25}, train={"rounds": 2})
+    done = run(few, TouchedEngine(few, failing=failing_in(1, clients=["dark-0"])))
+    assert kinds(done) == ["round skipped", "round done", "finish"]
+    skipped = next(entry for name, entry in done.events if name == "round skipped")
+    assert (skipped["answered"], skipped["needed"], skipped["by"]) == (2, 3, "rounds.outliers")
+    free = toy_settings("fedavg", tmp_path / "free", rounds={"quorum": 0.25}, train={"rounds": 2})
+    done = run(free, TouchedEngine(free, failing=failing_in(1, clients=["dark-0"])))
+    assert kinds(done) == ["round done", "round done", "finish"]
+
+
 def test_too_many_rounds_without_quorum_end_the_run_and_it_can_go_on(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, rounds={"failures": 2}, train={"rounds": 4})
     with pytest.raises(EngineError, match=r"rounds in a row that missed their quorum: 2.*round 3 is kept: resume=true"):
