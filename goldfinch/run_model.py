@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from common.data.batches import EVALUATION_BATCH, Split, union_of
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError
-from common.exports.model import kept_part, without_training_parts
+from common.exports.model import kept_part, without_paths, without_training_parts
 from common.models.base import Model
 from common.numerics import generator
 from common.settings import RunSettings, settings_of
@@ -26,9 +26,6 @@ from server.run.checkpoint import BEST, Checkpoint, Checkpoints
 from server.run.prototype_log import Page, read_pages
 from strategies.core.federation import Federation
 from strategies.core.method import Method
-
-PATHS = ("root", "pretrained", "pretrained_file", "weights")
-"""Settings with paths of the machine that trained, which a trained network does not need."""
 
 
 class RunModel:
@@ -48,7 +45,8 @@ class RunModel:
     def settings(self) -> RunSettings:
         """The run's settings as objects, without files that training started from: the weights replace those anyway."""
         config = self.record.trusted_config
-        return settings_of({**config, "model": _without_start(config.get("model")), "output": str(self.folder)})
+        model = without_paths(config.get("model"), "model")
+        return settings_of({**config, "model": model, "output": str(self.folder)})
 
     @property
     def method(self) -> Method:
@@ -223,29 +221,6 @@ def in_turn(split: Split, count: int, name: str) -> Split:
         members = (labels == label).nonzero().squeeze(1)
         turn[members] = torch.arange(len(members))
     return split.subset(order[torch.argsort(turn, stable=True)][:count])
-
-
-def without_paths(node: Any) -> Any:
-    """Return a node of the configuration with ``None`` for paths; a setting of that name may be a number or a list."""
-    if not isinstance(node, Mapping):
-        return node
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in PATHS and isinstance(value, str):
-            values[key] = None
-        else:
-            values[key] = without_paths(value)
-    return values
-
-
-def _without_start(node: Any) -> Any:
-    """Return a network's configuration without the files that it starts from; one's own network may need the others."""
-    if isinstance(node, Mapping) and not str(node.get("_target_")).startswith("common."):
-        values = dict(node)
-        if "pretrained" in values:
-            values["pretrained"] = None
-        return values
-    return without_paths(node)
 
 
 def _selected(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

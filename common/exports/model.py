@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import get_annotations
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.client_state import ClientStore, Version
-from common.config import build
+from common.config import build, class_of
 from common.data.batches import standardised
 from common.data.image_files import decode_with_remark
 from common.data.value_ranges import Remark, check_remarks
@@ -25,6 +26,9 @@ from common.storage import LOCAL_PREFIX, MODEL_PREFIX, read_tensors, under_prefi
 from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."
+PATHS = ("root", "pretrained", "pretrained_file", "weights")
+"""Settings with paths of the machine that trained, which a trained network does not need."""
+
 NO_PROTOTYPE = 2.0
 """The distance to a class without a prototype: the largest cosine distance."""
 
@@ -129,10 +133,42 @@ class TrainedModel(nn.Module):
 
 def without_start(spec: ModelSpec) -> ModelSpec:
     """Return the network's settings without files that training started from; the weights replace those anyway."""
-    starts = ("pretrained", "pretrained_file", "weights")
-    paths = [name for name in starts if isinstance(getattr(spec, name, None), (str, Path))]
+    paths = [name for name in _paths_of(type(spec)) if isinstance(getattr(spec, name), (str, Path))]
     without: dict[str, Any] = dict.fromkeys(paths)
     return replace(spec, **without)
+
+
+def without_paths(node: Any, where: str) -> Any:
+    """Return a node of the configuration with ``None`` for paths of the machine that trained.
+
+    Args:
+        node: of a network, a method, or what they have; ``_target_`` names the class.
+        where: its key, for messages.
+
+    Raises:
+        ConfigError: a node's class is no class.
+    """
+    if not isinstance(node, Mapping):
+        return node
+    paths: Sequence[str] = PATHS
+    if "_target_" in node:
+        paths = _paths_of(class_of(node["_target_"], where))
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in paths and isinstance(value, str):
+            values[key] = None
+        else:
+            values[key] = without_paths(value, f"{where}.{key}")
+    return values
+
+
+def _paths_of(kind: type) -> list[str]:
+    """Return the settings of a class that are paths because Goldfinch declares them; one's own may be called alike."""
+    declared: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("common."):
+            declared.update(get_annotations(base))
+    return [name for name in PATHS if name in declared]
 
 
 def check_shapes(net: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
 from common.exports.description import NO_LICENCE, Description
-from common.exports.model import TrainedModel, kept_part, read_export
+from common.exports.model import TrainedModel, kept_part, read_export, without_paths
 from common.metrics import RoundScore, domain_accuracy
 from common.models.mixed import Mixed
 from common.models.specs import ModelSpec
@@ -24,7 +24,7 @@ from common.text import quantity, shell_line
 from goldfinch.commands.evaluate import domains_of
 from goldfinch.exports.formats import BATCH, Content, check_opset, chosen_formats, write_export
 from goldfinch.record import RunRecord
-from goldfinch.run_model import RunModel, in_turn, without_paths
+from goldfinch.run_model import RunModel, in_turn
 from strategies.core.method import Method
 
 SAMPLES = 256
@@ -124,8 +124,8 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
     description = Description(
         architecture={
-            "model": without_paths(_network_of(record.config["model"], settings.model, client)),
-            "method": without_paths(record.config["method"]),
+            "model": without_paths(_network_of(record.config["model"], settings.model, client), "model"),
+            "method": without_paths(record.config["method"], "method"),
             "clients": len(run.clients),
             "seed": record.facts.seed,
         },

@@ -29,16 +29,19 @@ class Scaled(nn.Linear):
         return super().forward(features) * self.factor
 
 
+FACTORS = {"narrow": 2.0, None: 1.0}
+
+
 @checked
 class Own(ModelSpec):
     """A network with a setting that is named as that of a file of torchvision's networks, and is none.
 
     Args:
-        weights: the factor of the outputs; ``None`` is 1.
+        weights: the factor of the outputs; a text is 2, and ``None`` is 1.
         lazy: whether the first layer finds the number of its inputs by itself.
     """
 
-    weights: float | None = None
+    weights: float | str | None = None
     lazy: bool = False
 
     def _construct(self, class_count: int, image_size: int) -> Model:
@@ -46,11 +49,13 @@ class Own(ModelSpec):
         if self.lazy:
             first = nn.LazyLinear(8)
         head = Scaled(8, class_count)
-        head.factor = 1.0 if self.weights is None else self.weights
+        head.factor = FACTORS.get(self.weights, self.weights)
         return Model(nn.Sequential(nn.Flatten(), first, nn.ReLU()), head, 8, class_count)
 
 
-@pytest.mark.parametrize("network", [Own(weights=-5.0), Own(lazy=True)], ids=["setting", "layer"])
+@pytest.mark.parametrize(
+    "network", [Own(weights=-5.0), Own(weights="narrow"), Own(lazy=True)], ids=["number", "text", "layer"]
+)
 def test_an_own_network_leaves_as_it_was_scored(network: Own, tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path / "run")
     target = f"{Own.__module__}.{Own.__name__}"
@@ -60,5 +65,5 @@ def test_an_own_network_leaves_as_it_was_scored(network: Own, tmp_path: Path) ->
     export(tmp_path / "run", tmp_path / "model")
     model = load_model(tmp_path / "model")
     assert isinstance(model.net.head, Scaled)
-    assert model.net.head.factor == (network.weights or 1.0)
+    assert model.net.head.factor == FACTORS.get(network.weights, network.weights)
     assert model(torch.zeros(2, 3, 16, 16))["probabilities"].shape == (2, len(RunRecord(tmp_path / "run").class_names))
