@@ -94,25 +94,24 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
 
-test: lint test-fast test-portable ## style, types, and the quick tests: 13 minutes on two cores
+test: lint test-fast ## style, types, and the quick tests: 13 minutes on two cores
 
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n $(or $(JOBS),auto) --maxprocesses 4
+# a worker more than there are cores: tests of real processes wait more than they compute. Shared things are made once a file.
+PARALLEL := -n $(or $(JOBS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))) --maxprocesses 4 --dist loadfile
 
 test-fast: $(STAMP)
-	$(PYTEST) -m "not slow and not long and not processes" $(PARALLEL) --dist loadfile $(LISTED) # shared things are made once a file
-	$(PYTEST) -m "processes and not slow and not long" $(PARALLEL) --dist loadfile $(LISTED) # they wait more than they compute
+	$(PYTEST) -m "not slow and not long" $(PARALLEL) $(LISTED)
 
-test-long: $(STAMP) ## what make test leaves out: every method's conformance, real processes
-	$(PYTEST) -m "long and not slow and not processes" $(PARALLEL) --dist loadfile $(LISTED)
-	$(PYTEST) -m "processes and long and not slow" $(PARALLEL) --dist loadfile $(LISTED)
+test-long: test-portable ## what make test leaves out: every method's conformance, real processes
+	$(PYTEST) -m "long and not slow" $(PARALLEL) $(LISTED)
 
 test-without-data: $(STAMP) ## the tests of commands, reports and data as on a machine without data sets
 	env -u GOLDFINCH_DATA $(PYTEST) -m "not slow and not processes" tests/commands tests/data tests/python \
-		tests/report tests/reproduce tests/study $(PARALLEL) --dist loadfile $(LISTED)
+		tests/report tests/reproduce tests/study $(PARALLEL) $(LISTED)
 
 test-portable: $(STAMP) ## conformance where arithmetic decides, one method of each kind, as on a processor without AVX
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) $(LISTED)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/conformance -m each_kind $(PARALLEL) --dist load $(LISTED)
 
 test-times: LISTED = --durations=20 --durations-min=0.5
 test-times: test-fast test-portable ## the same tests, and the slowest twenty of each part

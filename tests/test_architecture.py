@@ -221,6 +221,7 @@ def test_every_experiment_is_a_run_that_can_start(path: Path, tmp_path: Path) ->
     assert path.read_text().startswith("# "), "an experiment begins with the command that runs it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*_on_*.yaml")), ids=lambda path: path.stem)
 def test_tuned_values_have_their_origin_and_are_values_of_a_method(path: Path) -> None:
     method, _, data = path.stem.partition("_on_")
@@ -233,6 +234,7 @@ def significant(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_a_method_is_one_file_and_one_short_yaml(path: Path) -> None:
     node = node_of(path, "data=digits")

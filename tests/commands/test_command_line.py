@@ -266,6 +266,7 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(tmp_path: Path, capsys
     assert not place.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fedproto", "scaffold"])
 def test_the_estimated_bytes_are_those_of_a_run(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -388,7 +388,7 @@ HOSTILE: dict[str, Callable[[Checkpoint], Checkpoint]] = {
 """Checkpoints with correct checksums, as an attacker writes them."""
 
 
-@pytest.mark.parametrize("command", ["resume", "export"])
+@pytest.mark.parametrize("command", ["resume", pytest.param("export", marks=pytest.mark.long)])
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_checkpoint_gives_a_message(
     change: Callable[[Checkpoint], Checkpoint],

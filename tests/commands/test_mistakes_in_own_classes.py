@@ -260,6 +260,7 @@ def test_a_misspelt_hook_is_said(
     assert f"WarmContrast.{misspelt} overrides nothing; did you mean {hook}?" in said
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_the_classes_of_goldfinch() -> None:
     """Imports of all modules, in a process of their own."""
     command = (

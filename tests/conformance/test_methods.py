@@ -238,7 +238,7 @@ def test_the_state_survives_encoding(method: str, baseline: Baseline) -> None:
     [
         *(pytest.param(name, 1.0, marks=marks[name], id=f"{name}-all") for name in METHODS),
         *(
-            pytest.param(name, 0.5, marks=marks[name], id=f"{name}-half")
+            pytest.param(name, 0.5, marks=[*KIND, pytest.mark.long], id=f"{name}-half")
             for name in (*KINDS.values(), BETWEEN_EXCHANGES)
         ),
     ],

@@ -100,6 +100,7 @@ def test_every_option_computes_the_same(option: str, steps: list[CapturedSteps],
     assert steps[0].played > steps[0].captured > 0
 
 
+@pytest.mark.long
 def test_what_steps_read_is_copied_to_where_they_read_it_or_captured_again(
     steps: list[CapturedSteps], tmp_path: Path
 ) -> None:

@@ -294,6 +294,7 @@ def test_trackers_get_the_metrics_by_client_and_by_domain(runs: Mapping[str, Run
             assert tags[f"{metric}/{domain}/{domain}-0"] == pytest.approx(value, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", ["brier", "log_loss"])
 def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
     """The one with the lowest average; tests/core/test_validation.py has a metric of which higher is better."""
@@ -311,6 +312,7 @@ def test_the_metric_chooses_the_round(metric: str, tmp_path: Path) -> None:
     assert done.summary["scores"]["validated"]["round"] == chosen
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_records_of_an_uninterrupted_one(tmp_path: Path) -> None:
     more: dict[str, Any] = {"train": {"rounds": 4}}
     overrides = ("protocol.validation=0.3", "rounds.metric=brier")

@@ -109,6 +109,7 @@ def test_gradients_are_removed_or_set_to_zero() -> None:
     assert first.grad is None
 
 
+@pytest.mark.long
 def test_a_run_without_torchvision_does_not_load_pytorchs_compiler(tmp_path: Path) -> None:
     words = ["data=glyphs", "engine=inline", "train.device=cpu", "train.rounds=1", "train.local_steps=1"]
     small = ["protocol.samples=24", "rounds.test_samples=8", f"output={tmp_path / 'run'}"]

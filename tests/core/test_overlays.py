@@ -45,6 +45,7 @@ FILE = overlay_text(
 # ---- what Hydra makes of them ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("group", "name"), FILES, ids=lambda value: value)
 def test_a_file_holds_settings_of_its_method_and_data_set(group: str, name: str) -> None:
     overlay = find_overlay(group, name)
@@ -138,6 +139,7 @@ def test_a_key_that_only_an_experiment_of_one_s_own_has_is_named(tmp_path: Path,
 # ---- what papers print -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_printed_values_are_those_of_the_data_set(tmp_path: Path) -> None:
     def weights(*words: str) -> tuple[float, float]:
         method = load_settings(["method=fedplcc", "protocol=fedplcc", "data=office_caltech", *words]).method
@@ -171,6 +173,7 @@ ROW_OF_DEFAULTS = ("fccl_plus", "digits")
 """FedPLCC does not say how its row of FCCL+ was made; ours on Digit-5 has the default public batch."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "data"), [each for each in PRINTED if each != ROW_OF_DEFAULTS], ids=lambda value: value
 )

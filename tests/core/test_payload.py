@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import PayloadError
@@ -116,6 +116,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(names, st.tuples(st.sampled_from(list(CARRIED.values())), shapes), max_size=5),
     st.dictionaries(names.filter(lambda name: name != "schema"), plain, max_size=3),

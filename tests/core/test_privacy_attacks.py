@@ -169,6 +169,7 @@ def write_table(place: Path, paths: list[Path]) -> None:
 CHANGES = {"noise": None, "a copy of a test image": name_of(9), "a copy of a training image": name_of(0)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_training_images_decide_nothing_that_is_scored(change: str, tmp_path: Path) -> None:
     """Of neighbours, test images, classes, sizes and every protocol's split are equal, or the setting is refused."""

@@ -281,6 +281,7 @@ def unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DevicePrivacy, "received", lambda self, install, kept, request: install(kept))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", PERSONAL)
 def test_the_audit_finds_what_the_refused_methods_would_tell(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def printed_rows() -> Iterator[tuple[str, PublishedTable, PublishedRow]]:
                 yield name, table, row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", sorted({name for name, _, _ in printed_rows()}))
 def test_a_printed_row_has_the_reading_that_made_it(table: str) -> None:
     """That of the table if a reading names it, the release's in the own paper, and a plain run's elsewhere."""

@@ -208,6 +208,7 @@ RECORDED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [

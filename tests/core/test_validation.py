@@ -331,6 +331,7 @@ def rounds_by(metric: str, done: Any) -> dict[int, float]:
     return {number: float(np.mean(values)) for number, values in found.items() if number}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_metric_chooses_the_round_as_scikit_learn_would(metric: str, tmp_path: Path) -> None:
     settings = validating("fedavg", tmp_path / "run", rounds=6, rounds_={"metric": metric})

@@ -53,6 +53,7 @@ def test_digits(name: str) -> None:
     assert grey == (name in ("mnist", "usps", "computer_fonts"))
 
 
+@pytest.mark.long
 def test_a_digits_mean_image_of_one_domain_is_nearest_to_its_own_of_another() -> None:
     """Labels mean the same digit in MNIST and USPS: 10 mean images correlate best with their own."""
     means = []
@@ -77,6 +78,7 @@ def test_office_caltech(name: str) -> None:
     assert len(load(OfficeCaltech(split="lists"), name).whole) == total
 
 
+@pytest.mark.long
 def test_eight_of_amazon_s_test_images_are_training_images() -> None:
     """Of the 80 % of the public set that is used here: the whole set may have more."""
     whole = {name: load(OfficeCaltech(), name) for name in OfficeCaltech.known_domains}

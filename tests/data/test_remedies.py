@@ -424,6 +424,7 @@ def frames(path: Path) -> list[np.ndarray]:
         return [np.asarray(ImageOps.exif_transpose(page)) for page in ImageSequence.Iterator(image)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("orientation", [1, 6], ids=["upright", "turned"])
 @pytest.mark.parametrize("spoilt_page", [0, 1])
 def test_finite_values_are_written_on_every_page(spoilt_page: int, orientation: int, tmp_path: Path) -> None:

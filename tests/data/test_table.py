@@ -111,6 +111,7 @@ def test_splits_that_are_not_read_are_said(tmp_path: Path, caplog: pytest.LogCap
     assert "1 validation images are not read, since it has test images" in caplog.text
 
 
+@pytest.mark.long
 def test_a_parquet_file_holds_images_or_paths(tmp_path: Path) -> None:
     make_set(ROWS).to_parquet(tmp_path / "images.parquet")
     assert levels(table(tmp_path / "images.parquet", train_fraction=0.7).load("images").test) == [50, 60]
@@ -273,6 +274,7 @@ def test_a_column_that_cannot_be_meant_is_refused(fields: dict[str, str], messag
         table(write_set(tmp_path / "site"), **fields).load("site")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("column", "words"),
     [
@@ -565,6 +567,7 @@ def listed_patients(place: Path, labels: Sequence[str]) -> Path:
     return write_list(place, "\n".join(lines) + "\n", images=len(lines) - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("labels", "said"),
     [

@@ -95,6 +95,7 @@ def test_missed_rounds_count_from_the_last_reply_that_counted_over_runs(run: Pat
     assert {(each.missed, each.last_run) for each in others} == {(0, "second")}
 
 
+@pytest.mark.long
 def test_the_report_shows_when_each_client_was_last_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run.parent / "report.html"
     assert main(["report", str(run), "--output", str(page)]) == 0

@@ -100,6 +100,7 @@ def test_every_path_of_the_network_is_sent_absolute(
     assert submit.remote_configuration(settings_of(sent)) == sent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mixed", [False, True], ids=["one network", "by domain"])
 def test_a_run_is_exported_without_the_file_that_it_started_from(mixed: bool, tmp_path: Path) -> None:
     file = tmp_path / FILE

@@ -65,6 +65,7 @@ def test_a_terminated_run_leaves_its_checkpoint_and_no_process(engine: str, tmp_
     wait_until(lambda: not descendants(str(output)), "the end of all that was started", 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.processes])])
 def test_a_terminated_program_that_calls_a_run_leaves_no_process(engine: str, tmp_path: Path) -> None:
     output = tmp_path / "run"

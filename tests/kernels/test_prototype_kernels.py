@@ -43,7 +43,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("terms", ["fpl", "fedplcc"])
+@pytest.mark.parametrize("terms", ["fpl", pytest.param("fedplcc", marks=pytest.mark.long)])
 def test_shapes_at_the_edges_of_blocks(run, shape, terms):
     samples, rows, dimensions, classes = SHAPES[shape]
     agree(run, make(samples, rows, dimensions, classes, TERMS[terms], positive=terms == "fedplcc"))

@@ -254,6 +254,7 @@ def test_networks_without_class_activation_maps_are_an_error(spec):
         model.class_activation_maps(torch.rand(1, 2, 2, 2), torch.tensor([0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHOICES)
 def test_channels_last_gives_the_same_result(name):
     size = SIZES.get(name, 32)

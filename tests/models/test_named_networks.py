@@ -73,6 +73,7 @@ def test_dropout_of_a_library_acts_in_training_unless_it_is_off() -> None:
     assert not torch.equal(model(images(4, 32))[0], model(images(4, 32))[0])
 
 
+@pytest.mark.long
 def test_a_run_with_dropout_repeats_whatever_the_order_of_the_clients(tmp_path: Path) -> None:
     states: dict[str, str] = {}
     for name, words, engine in (

@@ -80,6 +80,7 @@ def test_title_size_and_labels_of_a_figure_can_be_chosen(folder: Path) -> None:
     assert "fedavg" not in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "suffix", "first"),
     [("bars", "pdf", b"%PDF-"), ("convergence", "svg", b"<?xml"), ("prototypes", "PNG", b"\x89PNG")],

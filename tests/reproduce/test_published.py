@@ -90,6 +90,7 @@ def test_the_own_row_of_every_table_composes_to_checked_settings(name: str, scal
     assert settings.rounds.outliers == "off", "no guard of ours changes a paper's updates"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "clients", "rounds", "epochs", "batch", "momentum"),
     [
@@ -204,6 +205,7 @@ MADE_WITH = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "label", "options"), MADE_WITH, ids=lambda value: str(value).replace("'", ""))
 def test_rows_are_made_with_the_options_of_their_papers(name: str, label: str, options: dict[str, object]) -> None:
     (row,) = [row for row in TABLES[name].rows if row.label == label]
@@ -215,6 +217,7 @@ ABLATIONS = {"fpl_office_targets", "fpl_digits_targets"}
 """Tables whose own row is the method without one of its parts."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(TABLES) - ABLATIONS))
 def test_a_header_says_which_values_of_the_method_its_experiment_alone_does_not_set(name: str) -> None:
     table = TABLES[name]

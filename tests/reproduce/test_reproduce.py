@@ -133,6 +133,7 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[ReproductionR
         assert re.search(shown + r"\d+\.\d\d\) \|", path.with_suffix(".md").read_text())
 
 
+@pytest.mark.long
 def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest, Path, str], tmp_path: Path) -> None:
     """One seed finished of two: page, curves, summary and history; nothing of machines or places."""
     request, _, _ = done
@@ -315,6 +316,7 @@ def test_a_stand_in_is_scored_under_its_own_name(tmp_path: Path) -> None:
     assert re.search(r"\| FedAvg \| [^|]+\| [^|]+\| [^|]+\| 60.00 \| 75.00 \|", text)  # neither has a gap
 
 
+@pytest.mark.long
 def test_a_sweep_is_a_heat_map_with_the_papers_names(tmp_path: Path) -> None:
     axes = {"method.temperature": (0.02, 0.5), "method.contrast": (0.0, 1.0)}
     sweep = Sweep(("method=fpl",), axes, {"method.temperature": "tau", "method.contrast": "CPCL"})

@@ -30,6 +30,7 @@ Outcome = tuple[dict[str, float], float | None, str]
 # ---- what is searched ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_s_space_lies_within_its_ranges_and_around_its_printed_values(name: str) -> None:
     raw = compose_config([f"method={name}", "views=randconv"])
