@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from support.recorded_pages import PAGES, RESULTS, rows_of, section
 from support.scored import scored_run
 
 from bench.rows import read_all
+from goldfinch.papers import NAMES
 from goldfinch.record import RunRecord
 from goldfinch.reproduction.comparison import Comparison, Line, agreement
 from goldfinch.reproduction.effects import Effect, percent
@@ -407,6 +409,19 @@ def test_the_sensitivity_s_title_has_the_shape_of_its_grids() -> None:
     for text in (table.title, words(RESULTS.parent / "protocols.md")):
         assert "4 and 5 are of Digit-5" in text
         assert "alpha x phi, 4 x 3; lambda_1 x lambda_2, 3 x 3" in text
+
+
+def test_the_checks_of_the_small_page_and_their_commands_name_the_same() -> None:
+    text = (RESULTS / "small" / "README.md").read_text()
+    checks = section(text, "What differs, as far as it was looked into")
+    commands = section(text, "The checks named above")
+    named = " ".join(cell for cells in rows_of(checks) for cell in cells[:2])
+    for settings in re.findall(r"`([a-z_.]+=[^`]+)`", named):
+        assert settings in commands, settings
+    known = {method: name for method, name in NAMES.items() if re.search(rf"\bmethod=[a-z_,]*\b{method}\b", commands)}
+    assert {"fedapc", "moon"} <= known.keys()
+    assert [name for name in known.values() if name not in named and name != "FedAvg"] == []
+    assert "method=fedavg,moon" in commands, "MOON's published weight is its default"
 
 
 # ---- tables over records ---------------------------------------------------------------------------------------------
