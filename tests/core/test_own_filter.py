@@ -87,6 +87,16 @@ def test_the_shares_are_those_of_the_formula() -> None:
     assert set(found.scaled) >= {"a-0"}
 
 
+def test_the_sentence_below_the_command_is_about_its_clients() -> None:
+    text = " ".join(PAGE.read_text().split())
+    command, sentence = re.findall(r"goldfinch run (method=fedavg aggregation=mylib\S+ \S+ \S+) ``` (.*?\.) ", text)[0]
+    settings = load_settings(command.split())
+    clients = settings.protocol.clients(settings.data)
+    assert len(clients) == 4
+    assert "signs-0" in {client.id for client in clients}
+    assert sentence.startswith("Of its four clients")
+
+
 def test_clients_that_are_all_alike_count_alike_and_nothing_is_no_number() -> None:
     federation = Federation(load_settings(["method=fedavg", "data=glyphs", "aggregation=mylib.foolsgold.FoolsGold"]))
     (own,) = federation.filters

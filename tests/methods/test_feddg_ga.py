@@ -12,6 +12,7 @@ from support.halves import Half, model_state, updates
 from support.runs import run
 from support.toy import toy_settings
 
+from common.choices import CONF
 from common.errors import PayloadError
 from common.storage import tensors_sha256
 from server.run.checkpoint import Checkpoints
@@ -150,6 +151,15 @@ def test_participants_without_any_share_count_the_same():
     assert capped_shares([0.0, 0.0, 0.0], 0.5) == [1.0, 1.0, 1.0]
     assert capped_shares([0.0, 0.0, 1.0], 0.5) == [1.0, 1.0, 1.0]
     assert capped_shares([1.0, 1.0, 9.0], 0.5) == [1.0, 1.0, 2.0]
+
+
+def test_what_a_liar_gains_by_the_scaling_is_on_the_page():
+    method = FedDGGA()
+    gaps = {0: -0.1, 1: 0.1, 2: 0.1, 3: 0.1}
+    lied = method.moved(dict.fromkeys(range(4), 0.25), gaps, 1.0, Half(client_count=4))
+    assert lied[0] - 0.25 > method.step_size / 4
+    text = " ".join((CONF.parent / "docs" / "methods.md").read_text().split())
+    assert f"of four equal shares, one can rise from 0.25 to {lied[0]:.2f}." in text
 
 
 @pytest.mark.parametrize(
