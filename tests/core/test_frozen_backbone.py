@@ -22,6 +22,7 @@ from common.errors import ConfigError
 from common.models.base import Model, shapes_only
 from common.models.specs import ModelSpec
 from common.settings import RunSettings, load_settings
+from goldfinch.papers import NAMES
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from strategies.core.exchange import Phase
@@ -73,6 +74,17 @@ def test_every_method_trains_the_classifier_alone_or_refuses_with_the_reason(met
             assert torch.equal(tensor, initial[name]), name
     heads = [name for name in state if name.startswith("head.")]
     assert not heads or any(not torch.equal(state[name], initial[name]) for name in heads)
+
+
+def test_the_page_names_the_methods_that_cannot_run_this_way(tmp_path: Path) -> None:
+    refused: list[str] = []
+    for method in METHODS:
+        try:
+            build_model(frozen(method, tmp_path), 3)
+        except ConfigError:
+            refused.append(NAMES[method])
+    page = (CONF.parent / "docs" / "training.md").read_text()
+    assert f"- {', '.join(refused)} and `privacy.update_clip` cannot run this way." in page
 
 
 def test_features_are_computed_once_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
