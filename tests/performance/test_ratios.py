@@ -42,6 +42,29 @@ def test_the_committed_rows_can_be_read() -> None:
         assert float(found["low"]) <= float(found["middle"]) <= float(found["high"])
 
 
+STATED = {
+    ("released FPL", "goldfinch", "round cpu"): "x",
+    ("efficiency ray", "goldfinch", "small fedavg"): "",
+    ("efficiency cluster", "cluster", "machines=1"): "",
+    ("efficiency cluster", "cluster", "machines=2"): "",
+    ("round beside fluke", "goldfinch", "small fedavg"): "x",
+    ("round beside fluke", "goldfinch", "small fedproto"): "x",
+    ("round beside blazefl", "goldfinch", "clients=4 cpu"): "x",
+    ("round beside blazefl", "goldfinch", "workers=2"): "x",
+}
+"""Subject, variant and a part of the shape of ratios that the pages state with their quartiles, and the unit there."""
+
+
+@pytest.mark.parametrize(("measured", "unit"), STATED.items(), ids=[" ".join(key) for key in STATED])
+def test_the_pages_state_the_quartiles_of_the_last_row(measured: tuple[str, str, str], unit: str) -> None:
+    subject, variant, part = measured
+    rows = [row for row in read(ratios.RESULTS) if (row["subject"], row["variant"]) == (subject, variant)]
+    last = [row for row in rows if part in row["shape"]][-1]
+    ratio, low, high = (f"{float(last[name]):.2f}" for name in ("ratio", "ratio_low", "ratio_high"))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "scale.md"))
+    assert f"{ratio}{unit} ({low} to {high})" in pages
+
+
 def test_every_row_names_a_commit_of_the_history() -> None:
     """The code that was measured can be looked up; rows of a branch name the commit that brought them."""
     history = subprocess.run(["git", "log", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=False)
