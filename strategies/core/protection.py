@@ -154,10 +154,10 @@ def check_protects(
         raise ConfigError(
             "privacy=gaussian: nothing would carry noise; set privacy.noise_multiplier above 0, or choose privacy=none"
         )
-    raise ConfigError(
-        f"privacy=gaussian: {name} sends no class means, so nothing would carry noise; set privacy.update_clip and "
-        "privacy.update_noise_multiplier above 0 to cover its weights"
-    )
+    remedy = "set privacy.update_clip and privacy.update_noise_multiplier above 0 to cover its weights"
+    if method.keeps_step:
+        remedy = "nor can its weights, since clients keep a correction: choose another method, such as fpl or fedavg"
+    raise ConfigError(f"privacy=gaussian: {name} sends no class means, so nothing would carry noise; {remedy}")
 
 
 def _check_features(unit: str, method: Method, model: nn.Module) -> None:

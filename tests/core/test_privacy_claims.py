@@ -16,6 +16,7 @@ from test_differential_privacy import exact_epsilon
 
 from client.device import Device
 from client.ledger import Ledger as Kept
+from common.choices import CONF
 from common.client_state import ClientStore
 from common.data.protocols import ClientSpec
 from common.errors import CheckpointError, ConfigError
@@ -109,6 +110,8 @@ def test_a_device_refuses_what_its_server_did_not(asked: dict[str, Any], tmp_pat
         ("fpl", ["privacy.noise_multiplier=0"], r"privacy\.noise_multiplier above 0"),
         ("fedavg", [COVERED[1], "privacy.update_noise_multiplier=0"], r"privacy\.update_noise_multiplier above 0"),
         ("fedavg", [], r"privacy\.update_clip"),
+        ("feddyn", [], r"clients keep a correction: choose another method"),  # update_clip would be refused, too
+        ("fedgca", ["views=randconv"], r"clients keep a correction: choose another method"),
     ],
 )
 def test_a_run_in_which_nothing_is_noised_is_refused(
@@ -116,6 +119,14 @@ def test_a_run_in_which_nothing_is_noised_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         Federation(toy_settings(method, tmp_path, overrides=("privacy=gaussian", *overrides)))
+
+
+def test_combined_is_refused_only_where_its_weights_would_be_noised(tmp_path: Path) -> None:
+    Federation(toy_settings("combined", tmp_path, overrides=("privacy=gaussian",)))
+    with pytest.raises(ConfigError, match="keeps a correction"):
+        private("combined", tmp_path)
+    page = (CONF.parent / "SECURITY.md").read_text()
+    assert "others (Combined: under `update_clip`) are refused" in page
 
 
 def test_a_part_that_stays_on_the_device_needs_the_whole_client_as_unit(tmp_path: Path) -> None:
