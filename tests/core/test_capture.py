@@ -22,6 +22,8 @@ from client.watched import captured_steps
 from common.choices import CONF
 from common.config import checked
 from common.settings import RunSettings
+from goldfinch.papers import NAMES
+from goldfinch.readings import plain_methods
 from strategies.core.method import Averaging, Batch, ClientContext, Losses
 
 DECLARED = [
@@ -389,3 +391,9 @@ def test_a_gpu_computes_the_same(method: str, tmp_path: Path, monkeypatch: pytes
     assert taken[-1] is not None
     assert not taken[-1].reason
     assert taken[-1].played > 0
+
+
+def test_the_page_names_the_methods_that_declare_no_capture() -> None:
+    plain = [NAMES[name].replace("-", "") for name, method in plain_methods().items() if not method.capturable]
+    page = (CONF.parent / "docs" / "performance.md").read_text()
+    assert f"\n{', '.join(plain)} and Adam run plain steps" in page
