@@ -207,8 +207,9 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     if request.methods:
         rows = table.select(request.methods)
     seeds = request.seeds or (reduced and reduced.seeds) or table.seeds
-    check_not_in_a_run(request.folder)
     jobs = planned_jobs(table, rows, seeds, request.scale, request.folder, request.overrides)
+    for job in jobs:
+        check_not_in_a_run(job.folder)
     if request.overwrite:
         jobs = [replace(job, settings=replace(job.settings, overwrite=True)) for job in jobs]
     check_data([job for job in jobs if job.decision().step in (Step.START, Step.GO_ON)])

@@ -186,14 +186,13 @@ def default_output(command: str, arguments: Sequence[str]) -> Path:
 
 
 def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = False) -> None:
-    """Refuse to mix a sweep with another one, or to write it into a run's folder.
+    """Refuse to mix a sweep with another one.
 
     With ``overwrite`` the other sweep's table is replaced, and its runs that do not belong to this sweep are deleted.
 
     Raises:
-        ConfigError: the folder holds another sweep, or lies in a run's folder.
+        ConfigError: the folder holds another sweep.
     """
-    check_not_in_a_run(output)
     path = output / "sweep.json"
     try:
         known = dict(json.loads(read_small(path)))
@@ -235,6 +234,8 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     planned, skipped = plan(arguments, output, overwrite=overwrite)
     check_data(planned)  # before runs are deleted
+    for job in planned:
+        check_not_in_a_run(job.folder)
     check_folder(output, arguments, overwrite=overwrite)
     for label, reason in skipped.items():
         say(f"skipped: {label}: {reason}")

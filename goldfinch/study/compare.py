@@ -149,7 +149,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
     """
     console = console or Console()
     say: Say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    check_not_in_a_run(request.output)
+    check_not_in_a_run(request.output / RUNS)
     entrants, left_out = entrants_of(request.methods, request.overrides, request.rules)
     for entrant in entrants:
         entrant.settings.check_code()

@@ -72,7 +72,7 @@ def check_not_in_a_run(folder: Path) -> None:
     """
     for parent in folder.absolute().parents:
         if (parent / "config.yaml").exists() and (parent / "events.jsonl").exists():
-            raise ConfigError(f"{folder} lies in the folder of a run, {parent}: choose another output=")
+            raise ConfigError(f"{folder} lies in the folder of a run, {parent}: choose another output folder")
 
 
 def check_holds_no_runs(folder: Path) -> None:

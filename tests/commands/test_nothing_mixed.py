@@ -222,6 +222,15 @@ def test_a_run_is_not_written_into_a_run_nor_around_others(tmp_path: Path, capsy
         assert main(words) == 1
         assert "lies in the folder of a run" in capsys.readouterr().err
     assert not inner.parent.exists()
+    before = sorted((tmp_path / "run").rglob("*"))
+    for words in (
+        ["sweep", "method=fedavg,fpl", "train.rounds=1", "--output", str(tmp_path / "run")],
+        ["compare", "--methods", "fpl", "--output", str(tmp_path / "run")],
+        ["reproduce", "fpl_office", "--methods", "FedAvg", "--output", str(tmp_path / "run")],
+    ):
+        assert main(words) == 1
+        assert "lies in the folder of a run" in capsys.readouterr().err
+    assert sorted((tmp_path / "run").rglob("*")) == before
     assert main(["run", "method=fedavg", "train.rounds=1", f"output={tmp_path}"]) == 1
     assert "holds other runs" in capsys.readouterr().err
 
