@@ -156,11 +156,13 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
         folder: the exported model.
         overrides: settings of the data set.
         part: the split.
-        output: a JSON file for the scores.
+        output: a .json file for the scores.
 
     Raises:
-        ConfigError: see :func:`domains_of`; or the file cannot be written.
+        ConfigError: see :func:`domains_of`; or the file cannot be written, or is of another kind.
     """
+    if output is not None and output.suffix != ".json":
+        raise ConfigError(f"--output {output}: scores are written as JSON: name a .json file")
     model = load_model(folder)
     classes, domains = domains_of(overrides, model.description)
     probabilities: list[Tensor] = []

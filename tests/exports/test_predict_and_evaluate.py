@@ -144,6 +144,7 @@ def test_mistakes_are_named(exported: Path, pictures: Path, tmp_path: Path, caps
         ([model, str(tmp_path / "absent.png")], "does not exist"),
         ([model, str(tmp_path / "empty")], "holds no images"),
         ([model, image, "--output", "predictions.txt"], "name a .csv or a .json file"),
+        ([model, "data=glyphs", "--output", "scores.csv"], "--output scores.csv: scores are written as JSON"),
         ([str(tmp_path), image], "goldfinch export RUN --to"),
         ([model, image, "--output", str(tmp_path / "file" / "predictions.csv")], "cannot write"),
     ):
