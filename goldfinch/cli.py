@@ -295,6 +295,8 @@ def _report(
     if csv:
         from goldfinch.commands.report import write_csv
 
+        if output or watch:
+            raise ConfigError("--csv writes into each run's own folder, and no page: goldfinch report DIR --csv")
         for path in write_csv(folders):
             print(f"wrote {path}")
         return

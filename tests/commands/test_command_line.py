@@ -106,6 +106,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["figure", "outputs/first"], 1, "KIND is missing before outputs/first: goldfinch figure convergence"),
         (["figure", "bars"], 1, "DIR is missing: goldfinch figure bars DIR"),
         (["figure", "bras", "outputs/first"], 1, "did you mean 'bars'"),
+        (["report", "outputs/first", "--csv", "--output", "x.csv"], 1, "--csv writes into each run's own folder"),
         (["run", "fpl"], 1, "did you mean method=fpl?"),
         (["run", "fpll"], 1, "goldfinch list shows the settings"),
         (["run", "--method", "fpl"], 2, "a setting is written without hyphens: method=VALUE"),
