@@ -49,13 +49,23 @@ def draw(
         labels: names of rows, such as ``fedavg=FedAvg``.
 
     Raises:
-        ConfigError: the kind is unknown, the folders hold no runs or runs that the kind cannot show, or the size or a
-            label is not valid.
+        ConfigError: the kind is unknown or does not use an option, the folders hold no runs or runs that the kind
+            cannot show, or the size or a label is not valid.
     """
     if kind not in KINDS:
         raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
     if samples < 1:
         raise ConfigError(f"--samples {samples}: must be 1 or more")
+    for option, given, fit in (
+        ("--rule", rule != "final", ("heatmap", "bars")),
+        ("--column", column != "average", ("heatmap",)),
+        ("--axes", bool(axes), ("heatmap",)),
+        ("--samples", samples != 100, ("prototypes",)),
+        ("--by", by != "tsne", ("prototypes",)),
+        ("--label", bool(labels), ("convergence", "bars")),
+    ):
+        if given and kind not in fit:
+            raise ConfigError(f"{option}: {kind} does not use it, only {' and '.join(fit)}; leave it out")
     path = output or Path(folders[0]) / f"{kind}.png"
     check_format(path)  # before the work
     inches = _inches(size)
@@ -66,8 +76,6 @@ def draw(
         "heatmap": lambda: sensitivity(runs, axes=axes, rule=rule, column=column, title=title),
         "bars": lambda: bars_of(runs, rule, title, labels),
     }
-    if labels and kind in ("prototypes", "heatmap"):
-        raise ConfigError(f"--label: {kind} has no labels of runs; use it with convergence or bars")
     figure = kinds[kind]()
     if inches is not None:
         figure.set_size_inches(*inches)

@@ -112,6 +112,12 @@ def test_the_suffix_names_the_format_and_the_bytes_are_the_same_again(
         (["bars", "FOLDER/fedavg", "--size", "0x3"], "from 1 to 50"),
         (["bars", "FOLDER/fedavg", "--label", "FedAvg"], "OLD=NEW"),
         (["bars", "FOLDER/fedavg", "--label", "fedavgg=FedAvg"], "fedavg"),
+        (["bars", "FOLDER/fedavg", "--column", "worst"], "--column: bars does not use it, only heatmap"),
+        (["convergence", "FOLDER/fedavg", "--rule", "best_round"], "--rule: convergence does not use it"),
+        (["convergence", "FOLDER/fedavg", "--axes", "seed"], "--axes: convergence does not use it"),
+        (["bars", "FOLDER/fedavg", "--samples", "4"], "--samples: bars does not use it, only prototypes"),
+        (["heatmap", "FOLDER", "--by", "pca"], "--by: heatmap does not use it, only prototypes"),
+        (["prototypes", "FOLDER/fpl-0", "--label", "fpl=FPL"], "--label: prototypes does not use it"),
     ],
 )
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
