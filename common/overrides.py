@@ -124,6 +124,11 @@ def _read(texts: Sequence[str]) -> list[Override]:
     for text in texts:
         if "=" not in text and not text.startswith("~"):
             raise ConfigError(f"{text!r} is not of the form key=value; {_meant(text)}")
+        if text.endswith("=") and text.count("=") == 1:
+            raise ConfigError(
+                f"{text} has no value, as if a variable of the shell were unset; give one, or leave {text[:-1]} out "
+                f"(an empty text: \"{text}''\")"
+            )
     overrides: list[Override] = []
     parser = OverridesParser.create()
     text = ""

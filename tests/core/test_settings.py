@@ -29,6 +29,7 @@ MISTAKES = {
     "a key of another method": (["method=fedavg", "method.mu=1"], "method.mu: no such key"),
     "an added key": (["+train.speed=3"], "cannot be added"),
     "no equals sign": (["train.rounds"], "not of the form key=value"),
+    "no value, by an unset variable of the shell": (["output="], "output= has no value, as if a variable"),
     "a word for a number": (["train.rounds=many"], "train.rounds='many': must be a valid integer"),
     "a fraction for a number": (["train.rounds=1.5"], "train.rounds=1.5: must be a valid integer"),
     "a word for true": (["resume=perhaps"], "resume: must be true, false or anyway; got 'perhaps'"),
