@@ -46,7 +46,10 @@ QUIET = ["rounds.evaluate_every=100000", "rounds.test_samples=16", "tuned=none"]
 WORKLOADS = {
     "small": ["model=small", "train.batch_size=32"],
     "resnet10": ["model=resnet10", "train.batch_size=64", "train.local_steps=2"],
+    "one_step": ["model=small", "train.batch_size=32", "train.local_steps=1"],
 }
+GOALS = {"one_step": 0.85}
+"""The share of a bare loop that a workload is to reach where it is not 0.9."""
 
 
 def main() -> None:
@@ -227,7 +230,7 @@ def inline(workload: str, method: str, options: argparse.Namespace) -> list[Rati
         alternation = Alternation(bare)
         run_federation(settings, InlineEngine(settings), [alternation])
     shape = f"{workload} {method} clients={len(bare.splits)}"
-    goals = {"goldfinch": 0.9} if method == "fedavg" else {}
+    goals = {"goldfinch": GOALS.get(workload, 0.9)} if method == "fedavg" else {}
     return [
         *compare("efficiency inline", f"{shape} wall", "s", alternation.seconds, "bare", goals),
         *compare("efficiency inline", f"{shape} cpu", "s", alternation.cpu, "bare", goals),
