@@ -95,10 +95,40 @@ def test_rows_that_are_not_whole_and_rows_of_own_models_are_marked_and_have_no_r
     assert all(row.difference is None and row.p is None for row in found.rows[2:])
 
 
+@pytest.mark.parametrize("order", [("fedavg", "fpl", "moon"), ("moon", "fpl", "fedavg")])
+@pytest.mark.parametrize("short", ["fpl", "fedavg"])
+def test_a_method_that_lacks_one_of_the_final_runs_of_a_study_has_no_rank(short: str, order: Sequence[str]) -> None:
+    """Wherever it stands in the file; and if it is FedAvg, nothing is compared with the fewer runs."""
+    whole = {"fedavg": [[50, 51], [52, 53]], "fpl": [[60, 61], [62, 63]], "moon": [[55, 56], [57, 58]]}
+    scores = {name: [whole[name][0], whole[name][1][: 1 if name == short else 2]] for name in order}
+    found = table(scores)
+    (incomplete,) = [row for row in found.rows if row.rank is None]
+    assert (incomplete.label, incomplete.absent) == (short, {"in_domain, study 1": "1 of 2 final runs"})
+    compared = {row.label for row in found.rows if row.difference is not None}
+    assert compared == ({"moon"} if short == "fpl" else set())
+
+
+def test_a_study_is_at_chance_if_all_of_its_final_runs_are() -> None:
+    runs = runs_of({"fedavg": [[50, 51], [52, 53]]})
+    at_chance = [dataclasses.replace(run, at_chance="yes" if run.number != 3 else "") for run in runs]
+    (row,) = rank_methods(at_chance)[0].rows
+    assert [run.at_chance for run in row.runs] == [True, False]
+
+
+def test_the_bytes_of_a_study_are_the_mean_of_its_final_runs() -> None:
+    first, second = runs_of({"fedavg": [[50, 51]]})
+    (row,) = rank_methods([first, dataclasses.replace(second, bytes=4_000_000, study=0)])[0].rows
+    assert row.megabytes == 3.0
+
+
 def test_the_first_method_is_the_base_without_fedavg() -> None:
     found = table({"moon": [[50], [52]], "fpl": [[40], [41]]})
     assert found.base == "moon"
     assert [row.label for row in found.rows if row.difference is not None] == ["fpl"]
+    bounded = [dataclasses.replace(run, bound="lower") for run in runs_of({"single_set": [[30], [31]]})]
+    (beside,) = rank_methods([*bounded, *runs_of({"moon": [[50], [52]], "fpl": [[40], [41]]})])
+    assert beside.base == "moon", "a bound is compared with nothing"
+    assert [(row.label, row.rank) for row in beside.rows] == [("moon", 1), ("fpl", 2), ("single_set", None)]
 
 
 def test_a_left_out_domain_that_was_not_run_leaves_the_row_without_a_rank() -> None:
@@ -107,6 +137,13 @@ def test_a_left_out_domain_that_was_not_run_leaves_the_row_without_a_rank() -> N
     assert (found.kind, found.rows[0].label, found.rows[0].scores()) == ("leave_one_out", "fedavg", {0: 30, 1: 35})
     assert [row.rank for row in found.rows] == [1, None]
     assert found.rows[0].scores("worst") == {0: 10, 1: 20}
+
+
+def test_runs_that_ended_in_another_order_are_identical_all_the_same() -> None:
+    ordered, other = runs_of({"fedavg": [[50, 51]]}), runs_of({"fedprox": [[50, 51]]})
+    runs = [dataclasses.replace(run, state_sha256=f"{run.number}") for run in [*ordered, *reversed(other)]]
+    fedprox = rank_methods(runs)[0].rows[1]
+    assert fedprox.verdict == "identical"
 
 
 def test_other_code_is_named() -> None:
@@ -138,6 +175,8 @@ def test_identical_rows_differ_by_0_and_are_no_test() -> None:
     assert "Identical: fedavg, fedprox ended in the same state with every seed" in text
     other = [dataclasses.replace(run, state_sha256="other") if run is same[-1] else run for run in same]
     assert "dentical" not in ranked_table(rank_methods(other)[0]), "one state of four differs"
+    unknown = [dataclasses.replace(run, state_sha256="") for run in same]
+    assert "dentical" not in ranked_table(rank_methods(unknown)[0]), "states that are not known are not equal ones"
     assert fedavg.rank == fedprox.rank == 2
 
 
