@@ -42,6 +42,16 @@ def test_sums_are_in_double_precision() -> None:
     assert average(parts, [1, 1, 1])["w"].item() == pytest.approx(1 / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("weights", "names", "reason"),
+    [([0, 0], ("w", "w"), "positive number; got 0"), ([1, 1], ("w", "v"), "different names or shapes")],
+    ids=["no weight", "other names"],
+)
+def test_what_has_no_average_is_refused(weights: list[int], names: tuple[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        average([{name: torch.ones(2)} for name in names], weights)
+
+
 @pytest.mark.parametrize("block", [1, 7, 64, 2**18])
 @pytest.mark.parametrize("small", [0, 2**14])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

@@ -49,6 +49,11 @@ def flipped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return attacked("sign_flip", tmp_path_factory.mktemp("flipped"), method="fpl", train={"rounds": 1})
 
 
+def test_an_attack_by_no_client_of_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"attack\.clients: the protocol has no client sings-0; did you mean"):
+        load_settings(["method=fedavg", "data=glyphs", "attack=sign_flip", "attack.clients=[sings-0]"])
+
+
 # ---- what is sent ----------------------------------------------------------------------------------------------------
 
 

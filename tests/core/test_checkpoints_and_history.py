@@ -18,7 +18,7 @@ from common.storage import GlobalState, read_tensors, write_tensors
 from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
-from server.run.files import ReplyTotals, last_replies
+from server.run.files import ReplyTotals, RunFiles, last_replies
 from server.run.history import REPLY_COLUMNS, History, append_lines, mean_losses, reply_row
 from server.run.schema import read_lines
 from tests.support.runs import run
@@ -225,6 +225,28 @@ def test_a_last_line_torn_anywhere_is_dropped(name: str, tmp_path: Path) -> None
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+ODD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an event without its round": ("events.jsonl", {"event": "client failed", "client": "a", "reason": ""}, "round"),
+    "an end without its seconds": (
+        "events.jsonl", {"event": "stopped", "round": 1, "sha256": "0", "server_peak_bytes": 1}, "seconds",
+    ),
+    "columns of unlike length": ("scores.jsonl", {"true": [0, 1], "predicted": [0], "count": [1]}, "of one length"),
+    "a class beyond the last": ("scores.jsonl", {"true": [2], "predicted": [0], "count": [1]}, "not below classes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_line_that_no_run_writes_is_named(case: str, tmp_path: Path) -> None:
+    name, changes, named = ODD[case]
+    entry: dict[str, Any] = {"time": 1.0, **changes}
+    if name == "scores.jsonl":
+        entry = {**score(0), "confusion": {"classes": 2, **changes}}
+    append_lines(tmp_path / name, [entry])
+    files = RunFiles(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{name}: entry 1: .*{named}"):
+        _ = files.events if name == "events.jsonl" else files.score_lines
 
 
 def test_scores_of_a_round() -> None:

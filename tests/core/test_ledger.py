@@ -21,7 +21,7 @@ from support.toy import CLASSES, Toy, toy_settings
 
 import client.node
 from client.app import in_simulation
-from client.border import BORDER, Border
+from client.border import BORDER, SCORED, Border, Images, trained_on
 from client.contract import KEPT, KeptTerms
 from client.device import Device
 from client.ledger import LEDGER, Budget, Ledger
@@ -486,6 +486,16 @@ def test_a_file_that_this_user_may_not_read_names_the_next_step(
     folder: Any = kind(tmp_path)
     with pytest.raises(DataError, match=rf"{name}, .* cannot be read: .*; let the node's user read .*in state-dir"):
         folder._read()
+
+
+def test_a_border_without_its_secret_is_not_begun_anew(tmp_path: Path) -> None:
+    """With another secret, no image that was trained on would be known."""
+    images = Images("clinic", ("a.png",), "files")
+    Border(tmp_path).keep(trained_on("clinic"), images)
+    (tmp_path / SECRET).unlink()
+    with pytest.raises(DataError, match=f"secret, is missing: restore it, because .*{BORDER} says nothing without it"):
+        Border(tmp_path).check(SCORED, images)
+    assert not (tmp_path / SECRET).exists()
 
 
 def test_a_folder_without_writing_or_locks_names_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,8 +272,13 @@ def test_too_few_samples_are_an_error_with_a_way_out() -> None:
         (lambda: Allocation(counts={"sketch": 6}, fraction=0.2), "sketch: 6 clients would take 1.2"),
         (lambda: Dirichlet(alpha=0.0), "alpha"),
         (lambda: Dirichlet(samples=20), "cannot give"),
+        (lambda: LeaveOut(unseen="whole"), "unseen=whole needs leave_out"),
+        (lambda: Dirichlet(unseen="whole"), "unseen=whole needs protocol.domain"),
     ],
-    ids=["no sample", "no share", "no client", "below 0", "more than all", "alpha 0", "fewer than its clients"],
+    ids=[
+        *("no sample", "no share", "no client", "below 0", "more than all", "alpha 0", "fewer than its clients"),
+        *("the whole of no named domain", "the whole of all but no named source"),
+    ],
 )
 def test_values_out_of_range_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):

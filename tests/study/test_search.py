@@ -244,8 +244,9 @@ def test_a_study_with_settings_of_another_type_is_damaged(pretended: Pretended, 
         (["protocol.validation=0"], "leaves nothing to score"),
         (["protocol.validation=0.7"], "protocol.validation=0.7"),
         (["privacy=gaussian"], "validation scores"),
+        (["rounds.scores=true", "rounds.metric=brier_score"], "highest score, and of this metric lower is better"),
     ],
-    ids=["no validation", "share", "privacy"],
+    ids=["no validation", "share", "privacy", "lower is better"],
 )
 def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
