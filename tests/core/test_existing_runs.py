@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchEr
 from common.settings import RunSettings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.existing import Step, decide
+from server.run.existing import Step, _is_long_enough, decide
 
 REFUSED = "refused"
 START, GO_ON, NOTHING, KEEP = Step.START, Step.GO_ON, Step.NOTHING, Step.KEEP
@@ -182,6 +183,29 @@ def test_the_table(
         assert bool(decision.reason) == (decision.step is KEEP)
     assert tuple(found) == expected
     assert content(folder) == before, "it only reads"
+
+
+LONG_ENOUGH: dict[str, tuple[dict[str, Any], bool]] = {
+    "as many rounds": ({}, True),
+    "more rounds": ({"rounds": 4}, True),
+    "more rounds on a schedule": ({"rounds": 4, "scheduled": True}, False),
+    "fewer rounds": ({"rounds": 2}, False),
+    "other scores": ({"scoring": "every second round"}, False),
+    "not at its end": ({"end": None}, False),
+    "stopped early as now": ({"rounds": 2, "early_stop": {"patience": 1, "rounds": 3}}, True),
+    "stopped early by another patience": ({"rounds": 2, "early_stop": {"patience": 2, "rounds": 3}}, False),
+    "stopped early of more rounds": ({"rounds": 2, "early_stop": {"patience": 1, "rounds": 9}}, False),
+}
+"""What differs from a run of the three rounds that are asked for."""
+
+
+@pytest.mark.parametrize("case", LONG_ENOUGH)
+def test_a_study_takes_a_run_for_finished_if_it_would_end_so_today(case: str) -> None:
+    changes, finished = LONG_ENOUGH[case]
+    scheduled = changes.get("scheduled", False)
+    asked: Any = SimpleNamespace(scoring="all", train=SimpleNamespace(rounds=3, patience=1), scheduled=scheduled)
+    facts: Any = SimpleNamespace(**{"scoring": "all", "rounds": 3, "early_stop": None, "end": "finish", **changes})
+    assert _is_long_enough(asked, facts) is finished
 
 
 def test_the_reason_names_files_and_settings(kinds: dict[str, Path], tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other code": ("dark-0", {"code": "0" * 16}, "install the same Goldfinch"),
     "other settings": ("dark-0", {"identity": "0" * 16}, "other overrides"),
     "another domain": ("dark-0", {"domain": "bright"}, "holds domain bright, not dark"),
+    "labels of other classes": ("dark-0", {"classes": "0" * 64}, "number the classes unlike the server's"),
     "too few classes": ("dark-0", {"class_counts": [24]}, f"{CLASSES} exist"),
     "no classes": ("dark-0", {"class_counts": [], "samples": 0}, f"{CLASSES} exist"),
     "a negative class": ("dark-0", {"class_counts": [25, -1, 0, 0]}, f"{CLASSES} exist"),
@@ -159,6 +160,8 @@ def test_a_domain_that_no_client_can_score_is_left_out(settings: RunSettings) ->
 def test_personal_models_are_scored_by_their_owners(registry: Registry) -> None:
     found = registry.scorers(registry.clients()[1:], personal=True)
     assert found == {"dark-0": ["dark"], "noisy-0": ["noisy"]}
+    registry.test_domains = ["noisy"]
+    assert registry.scorers(registry.clients(), personal=True) == {"noisy-0": ["noisy"]}, "no other is scored"
 
 
 def test_scoring_is_shared_among_holders_of_many_domains(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_a_finished_run_resumed_stays_as_it_is_and_can_be_lengthened(whole: Run,
     assert scored == [0, 1, 2]
     longer = run(toy_settings("fpl", tmp_path, train={"rounds": 4}, resume=True))
     assert (longer.sha256, longer.history()) == (whole.sha256, whole.history())
+    assert longer.summary["wall_seconds"] > first.summary["wall_seconds"], "of all parts together"
 
 
 def test_going_on_and_replacing_are_not_asked_together(tmp_path: Path) -> None:

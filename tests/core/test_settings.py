@@ -78,11 +78,11 @@ def test_the_default_output_is_named_by_data_method_and_seed(tmp_path: Path, mon
 # ---- one run is one identity -----------------------------------------------------------------------------------------
 
 SAME = [
-    *("train.rounds=99", "train.device=cpu", "engine=ray", "engine.workers=2", "output=elsewhere", "resume=true"),
-    *("overwrite=true", "rounds.deadline=5", "rounds.memory=0.1", "rounds.last_rounds=3", "rounds.evaluate_every=2"),
-    "data.root=/elsewhere",
+    "engine=ray train.rounds=99 train.device=cpu train.capture=true output=elsewhere resume=true",
+    "rounds.deadline=5 rounds.registration=9 rounds.failures=7 rounds.checkpoints=9 rounds.memory=0.1 overwrite=true",
+    "engine.workers=2 rounds.last_rounds=3 rounds.evaluate_every=2 rounds.test_samples=9 data.root=/elsewhere",
 ]
-"""What changes no result."""
+"""What changes no result, several at a time."""
 OTHER = [
     *("method.temperature=0.03", "method=fedavg", "seed=1", "train.learning_rate=0.02", "train.threads=2"),
     *("train.precision=bfloat16", "rounds.participation=0.5", "rounds.participation=0.5 rounds.oversample=1.3"),
@@ -97,8 +97,11 @@ def test_a_run_is_known_by_what_changes_its_result() -> None:
     base = load_settings(["method=fpl"]).identity
     assert len(base) == 16
     assert int(base, 16) >= 0
-    for override in SAME:
-        assert load_settings(["method=fpl", override]).identity == base, override
+    for words in SAME:
+        assert load_settings(["method=fpl", *words.split()]).identity == base, words
+    validated = load_settings(["method=fpl", "protocol.validation=0.1"]).identity
+    more = ["train.patience=2", "rounds.test=false"]
+    assert load_settings(["method=fpl", "protocol.validation=0.1", *more]).identity == validated
     found = {load_settings(["method=fpl", *words.split()]).identity for words in OTHER}
     assert len(found | {base}) == 1 + len(OTHER)
 
