@@ -33,6 +33,7 @@ from goldfinch.study.options import Rules
 from goldfinch.study.rules import entrants_of
 from server.run.accounting import (
     LEDGER,
+    PrivacyAccount,
     ReleaseCounts,
     epsilon,
     privacy_report,
@@ -292,6 +293,17 @@ def test_another_run_in_the_same_folder_adds(tmp_path: Path) -> None:
     assert ReleaseCounts(tmp_path).releases() == {"x": 2}
     assert ReleaseCounts(tmp_path, new_run=True).releases() == {}
     assert not (tmp_path / LEDGER).exists()
+
+
+@pytest.mark.parametrize(("resume", "left"), [(False, {}), (True, {"x": 1})], ids=["new", "resumed"])
+def test_a_run_counts_what_the_folder_s_run_released_if_it_goes_on_with_it(
+    resume: bool, left: dict[str, int], tmp_path: Path
+) -> None:
+    settings = private("fpl", tmp_path, resume=resume)
+    ReleaseCounts(tmp_path).count_requests("before", ["x"])
+    account = PrivacyAccount.of(settings, Federation(settings))
+    assert account is not None
+    assert account.ledger.releases() == left
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"clients": {"x": 3}}'], ids=["cut", "list", "number"])

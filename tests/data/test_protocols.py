@@ -22,6 +22,7 @@ from common.data.protocols import (
     OneClientPerDomain,
     Protocol,
     Skewed,
+    _with_every_class,
     share,
     split_hash,
 )
@@ -87,6 +88,13 @@ def test_every_class_is_ensured_by_exchange_without_losing_another() -> None:
     assert len(everyone) == len(everyone.unique()) == 100
 
 
+def test_a_missing_class_comes_from_what_no_client_took_if_it_can() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 0, 1])
+    first, second, pool = torch.tensor([0, 1]), torch.tensor([2, 3, 4]), torch.tensor([5])
+    assert [part.tolist() for part in _with_every_class([first, second], pool, labels)] == [[0, 5], [2, 3, 4]]
+    assert [part.tolist() for part in _with_every_class([first, second], pool[:0], labels)] == [[0, 2], [1, 3, 4]]
+
+
 def test_a_class_that_cannot_go_round_is_left_where_it_is() -> None:
     labels = [*([0] * 59), 1]
     clients = parts(FPL_OFFICE, "dslr", labels)
@@ -130,6 +138,7 @@ def test_the_split_is_fixed_over_run_seeds_unless_asked_otherwise() -> None:
         lambda seed: OneClientPerDomain(samples=50, partition_seed=seed),
         lambda seed: Allocation(counts={"sketch": 2}, fraction=0.1, partition_seed=seed),
         lambda seed: Dirichlet(domain="sketch", client_count=3, partition_seed=seed),
+        lambda seed: Skewed(partition_seed=seed),
     ):
         first, second = (parts(make(0), "sketch", labels, seed)[0] for seed in (0, 1))
         assert torch.equal(first, second)
@@ -231,6 +240,23 @@ def test_dirichlet_uses_a_sample_of_the_source_and_scores_the_others() -> None:
     assert Dirichlet(domain="printed", score="all").test_domains(GLYPHS) == GLYPHS.domains
     assert Dirichlet().source(GLYPHS) == "handwritten"
     with pytest.raises(ConfigError, match="no domain is left to score"):
+        Dirichlet().test_domains(Glyphs(domains=("sketch",)))
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [Dirichlet(domain="sketch", unseen="whole", score="all"), LeaveOut(leave_out=("signs",), unseen="whole")],
+)
+def test_a_domain_that_is_trained_on_is_scored_on_its_test_split_alone(protocol: Protocol) -> None:
+    trained, unseen = made_up_domain("sketch", even_labels(20)), made_up_domain("signs", even_labels(20))
+    assert protocol.test_split(trained) is trained.test
+    assert protocol.test_split(unseen) is unseen.whole
+
+
+def test_a_protocol_that_leaves_no_domain_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no domain is left to train on besides handwritten"):
+        LeaveOut(leave_out=GLYPHS.domains).clients(GLYPHS)
+    with pytest.raises(ConfigError, match="no domain is left to score besides 'sketch'"):
         Dirichlet().test_domains(Glyphs(domains=("sketch",)))
 
 

@@ -28,7 +28,7 @@ from goldfinch.results.frames import partial_notes, score_frame, score_sheet
 from goldfinch.results.groups import ScoreTable
 from goldfinch.results.report.figures import accuracy_against_bytes, accuracy_bars
 from goldfinch.results.report.page import write_report
-from goldfinch.results.rows import ScoreRow, best_row, ranked
+from goldfinch.results.rows import KnownRun, ScoreRow, best_row, ranked
 from goldfinch.results.seeds import curve
 from goldfinch.results.sheets import UNSEEN
 from goldfinch.study import search
@@ -87,6 +87,16 @@ def test_a_partial_score_is_never_the_best(folders: Mapping[str, Path]) -> None:
     assert not score_frame(board_of([partial, whole]), "final")["best"].any(), "however high the other is"
     assert ranked([partial, whole]) == [whole]
     assert best_row([partial, whole]) is None
+
+
+def test_a_column_is_partial_only_without_a_domain_of_its_own() -> None:
+    averages = {"average": 2.0, "seen_average": 1.0, "unseen_average": 3.0}
+    final = {**averages, "accuracy": {"a": 1.0, "b": 3.0}, "missing": {"b": 1}}
+    row = ScoreRow("fpl", [KnownRun(0, {"final": final}, unseen=["b"])])
+    whole = [column for column in (*averages, "domain:a", "domain:b", ("a",), ("a", "b")) if not row.partial(column)]
+    assert whole == ["seen_average", "domain:a", ("a",)]
+    validated = {"validated": {**averages, "validation": 2.0, "accuracy": {"a": 1.0}, "validation_missing": {"b": 1}}}
+    assert ScoreRow("fpl", [KnownRun(0, validated)]).partial("average", "validated"), "it may be another round's"
 
 
 def test_a_group_of_which_a_run_has_no_score_is_partial(folders: Mapping[str, Path], tmp_path: Path) -> None:
