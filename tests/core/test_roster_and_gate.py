@@ -19,6 +19,7 @@ from common.settings import RunSettings
 from common.wire.messages import Answer, Registration, read_header
 from common.wire.payload import Payload, cast_down, cast_up, decode, encode
 from server.engines.inline import InlineEngine
+from strategies.core.codec import read_registrations, write_registrations
 from strategies.core.exchange import Client, UploadSpec
 from strategies.core.federation import Federation
 from strategies.core.gate import Gate
@@ -457,3 +458,10 @@ def test_a_header_comes_back_and_one_with_other_fields_is_refused(settings: RunS
     del fields["split"]
     with pytest.raises(PayloadError, match="split: a value is missing"):
         read_header(Registration, fields)
+
+
+def test_registrations_come_back_and_a_client_that_a_node_names_twice_is_refused(settings: RunSettings) -> None:
+    one, other = registration(settings, "dark-0"), registration(settings, "bright-0")
+    assert read_registrations(write_registrations([one, other])) == [one, other]
+    with pytest.raises(PayloadError, match="registers client dark-0 twice"):
+        read_registrations(write_registrations([one, other, one]))

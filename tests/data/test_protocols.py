@@ -265,6 +265,8 @@ def test_unknown_domains_are_named_with_the_nearest() -> None:
         Allocation(counts={"webcams": 1}).clients(OFFICE)
     with pytest.raises(ConfigError, match="did you mean 'sketch'"):
         Dirichlet(domain="sketches").clients(GLYPHS)
+    with pytest.raises(ConfigError, match="did you mean 'sketch'"):
+        Allocation(counts={"signs": 1}, fractions={"sketches": 0.5}).clients(GLYPHS)
 
 
 FEW: list[tuple[Protocol, int, int, str]] = [
