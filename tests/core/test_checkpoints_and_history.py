@@ -234,18 +234,20 @@ ODD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "columns of unlike length": ("scores.jsonl", {"true": [0, 1], "predicted": [0], "count": [1]}, "of one length"),
     "a class beyond the last": ("scores.jsonl", {"true": [2], "predicted": [0], "count": [1]}, "not below classes"),
+    "classes of another run": ("scores.jsonl", {"classes": 3, "true": [2], "predicted": [0], "count": [1]}, "another"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ODD)
 def test_a_line_that_no_run_writes_is_named(case: str, tmp_path: Path) -> None:
     name, changes, named = ODD[case]
-    entry: dict[str, Any] = {"time": 1.0, **changes}
+    entries: list[dict[str, Any]] = [{"event": "round", "time": 0.0}, {"time": 1.0, **changes}]
     if name == "scores.jsonl":
-        entry = {**score(0), "confusion": {"classes": 2, **changes}}
-    append_lines(tmp_path / name, [entry])
+        counts = {"classes": 2, "true": [1], "predicted": [0], "count": [1]}
+        entries = [{**score(0), "confusion": counts}, {**score(1), "confusion": {**counts, **changes}}]
+    append_lines(tmp_path / name, entries)
     files = RunFiles(tmp_path)
-    with pytest.raises(ConfigError, match=rf"{name}: entry 1: .*{named}"):
+    with pytest.raises(ConfigError, match=rf"{name}: entry 2: .*{named}"):
         _ = files.events if name == "events.jsonl" else files.score_lines
 
 

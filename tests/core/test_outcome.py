@@ -28,6 +28,7 @@ from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Failure
+from server.run.files import goes_on
 from server.run.stopping import check_errors_differ
 from strategies.core.exchange import Batch
 from strategies.core.federation import Reply
@@ -77,6 +78,16 @@ def test_of_a_run_that_diverged_nobody_says_that_it_goes_on(tmp_path: Path) -> N
     with pytest.raises(EngineError) as told:
         check_errors_differ([Failure(client, "failed", reason) for client in ("a", "b")], 2, settings)
     assert "resume=true" not in str(told.value)
+
+
+def test_a_run_goes_on_unless_every_reply_of_its_last_round_needs_other_settings() -> None:
+    lasting, passing = {"status": "failed", "reason": DIVERGED}, {"status": "lost", "reason": "gone home"}
+    assert goes_on([])
+    assert goes_on([{"round": 1, "status": "trained"}])
+    assert not goes_on([{"round": 1, **lasting}, {"round": 1, "status": "trained"}])
+    assert goes_on([{"round": 1, **lasting}, {"round": 1, **passing}])
+    assert goes_on([{"round": 1, **lasting}, {"round": 2, "status": "trained"}])
+    assert not goes_on([{"round": 1, **passing}, {"round": 2, **lasting}])
 
 
 def test_a_score_whose_loss_is_not_finite_names_cause_and_remedy(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.exchanges import registration
 from support.toy import toy_settings
 
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.deployment import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds
+from server.run.deployment import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds, slow_start
 from server.run.schema import read_lines
 
 
@@ -27,6 +28,21 @@ def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_within_bounds() 
 
 def test_a_given_deadline_holds() -> None:
     assert exchange_seconds(50.0, [1.0] * 9) == 50.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "words"),
+    [(30.0, 9.0, ()), (31.0, None, ("31 s to start",)), (31.0, 60.0, ("31 s to start", "60 s for an exchange"))],
+    ids=["in time", "slowly", "slowly with a deadline"],
+)
+def test_a_device_that_starts_slowly_is_reported_with_the_deadline(
+    seconds: float, deadline: float | None, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    slow = registration(toy_settings("fedavg", tmp_path), "dark-0", start_seconds=seconds)
+    told = slow_start(slow, deadline)
+    assert bool(told) == bool(words)
+    assert all(word in told for word in words)
+    assert ("rounds.deadline" in told) == (len(words) == 2)
 
 
 class Deployed(InlineEngine):

@@ -125,6 +125,8 @@ def unevenness(counts: torch.Tensor) -> float:
 def test_one_client_takes_at_most_what_is_there(available: int, wanted: int) -> None:
     (indices,) = parts(OneClientPerDomain(samples=300), "dslr", even_labels(available))
     assert len(indices.unique()) == len(indices) == wanted
+    (fewer,) = parts(OneClientPerDomain(samples=300, fraction=0.1), "dslr", even_labels(available))
+    assert len(fewer) == available // 10, "and at most its share"
 
 
 def test_first_tenth_is_the_leading_part() -> None:
