@@ -10,7 +10,7 @@ from support.toy import toy_settings
 
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.deployment import DEADLINE_SECONDS, LEAST_SECONDS, exchange_seconds, slow_start
+from server.run.deployment import DEADLINE_SECONDS, LEAST_SECONDS, ExchangePatience, exchange_seconds, slow_start
 from server.run.schema import read_lines
 
 
@@ -24,6 +24,13 @@ def test_from_the_fourth_exchange_on_it_is_ten_times_the_median_within_bounds() 
     assert derived(20.0, 900.0, 40.0, 20.0) == 300.0
     assert derived(0.5, 0.5, 0.5) == LEAST_SECONDS
     assert derived(900.0, 900.0, 900.0) == DEADLINE_SECONDS
+
+
+def test_exchanges_that_nobody_replied_to_do_not_count() -> None:
+    patience = ExchangePatience(None, lambda *_, **content: pytest.fail(f"derived: {content}"))
+    for _ in range(4):
+        patience.note(0.0, [])
+    assert patience.seconds(5) == DEADLINE_SECONDS
 
 
 def test_a_given_deadline_holds() -> None:
