@@ -61,9 +61,7 @@ def completed_status(*, train: bool) -> str:
     Args:
         train: whether it trained.
     """
-    if train:
-        return "trained"
-    return "scored"
+    return "trained" if train else "scored"
 
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]

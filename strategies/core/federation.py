@@ -376,7 +376,8 @@ class Federation:
         """
         quorum = max(1, math.ceil(self.settings.rounds.quorum * asked - 1e-9))  # 0.55 * 100 is above 55
         needs = {"rounds.quorum": quorum, "aggregation": self.settings.aggregation.min_answers}
-        needs["rounds.outliers"] = least_answers(self.settings)
+        if self.settings.rounds.outliers != "off":
+            needs["rounds.outliers"] = least_answers(self.settings)
         by = max(needs, key=needs.__getitem__)
         return needs[by], by
 
