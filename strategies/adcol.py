@@ -63,8 +63,7 @@ class ADCOL(SingleSet):
     which client sent them; labels stay.
 
     Args:
-        divergence: m, >= 0 (FedPall's table: 0.1 on Office-10 and PACS, 0.3 on Digits). On glyphs, 10 rounds, 0.1 holds
-            back the smallest client: sketch ends at 48 %, with 0.03 at 57 %, as alone.
+        divergence: m, >= 0 (FedPall's table: 0.1 on Office-10 and PACS, 0.3 on Digits).
         feature_mode: the pass that collects features after training: augmented batches with their own batch-norm
             statistics (``train``, as in FedPall's code), or plain images in evaluation mode.
         server_training: how the server trains D (FedPall's table: 3 epochs on Office-10 and PACS, 1 on Digits).

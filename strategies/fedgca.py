@@ -43,9 +43,7 @@ class FedGCA(FedDyn):
         form: Eq. 2 as printed has only its first term under the minus sign, the text says Kullback-Leibler. ``bce``,
             the print with the sign over both terms, also rewards confident views, right or wrong: a large beta from
             random weights makes every client predict its commonest class. ``kl``, the text, rewards equal views only.
-            Trained on one domain of glyphs (signs, ten clients, Dirichlet 0.3, 10 rounds of 5 epochs, small net), the
-            unseen domains average 71.3 % with ``bce`` and 68.6 % with ``kl``, both at ``scored=cloud``; FedAvg 65.1 %,
-            64.4 % with the same views. Before raising beta (PACS: 8), start from a pretrained network, or use ``kl``.
+            Before raising beta (PACS: 8), start from a pretrained network, or use ``kl``.
         predictions: use CP.
         maps: use CAM.
     """
