@@ -59,7 +59,7 @@ class AttackedEngine:
         """
         replies, failures = self.inner.exchange(message, requests, seconds, keep=keep)
         honest: dict[str, Payload] = {}
-        for reply in replies:
+        for reply in sorted(replies, key=lambda item: item.client):  # sums depend on the order
             if reply.client not in self.attack.clients and requests[reply.client].train:
                 honest[reply.client] = reply.payload
         sent: list[Reply] = []

@@ -38,7 +38,7 @@ class Seen:
     Args:
         message: what all participants of the exchange received.
         request: the request to the hostile client.
-        honest: what the honest clients send in the exchange, by client id.
+        honest: what the honest clients send in the exchange, by client id, ascending.
         clients: the ids of all clients of the run, ascending.
         seed: the run's seed.
     """
@@ -257,9 +257,9 @@ def drawn(clients: Sequence[str], seed: int) -> list[str]:
 
 
 def steps_of(payload: Payload, message: Payload) -> dict[str, Tensor]:
-    """Return how far each parameter moved from what was received; running statistics and counters are none."""
+    """Return by name, ascending, how far each parameter moved; running statistics and counters are none."""
     steps: dict[str, Tensor] = {}
-    for name, tensor in payload.weights.items():
+    for name, tensor in sorted(payload.weights.items()):
         if tensor.is_floating_point() and "running_" not in name and name in message.weights:
             steps[name] = tensor - message.weights[name]
     return steps

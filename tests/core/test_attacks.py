@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import Run, run
+from support.runs import Run, TouchedEngine, run
 from support.toy import CLASSES, TRAIN, attacked_settings, toy_settings
 
 from common.choices import choices_of
@@ -158,6 +158,17 @@ def test_every_attack_runs_changes_the_state_and_is_in_the_record(attack: str, p
     assert done.summary["attack"] == RunRecord(done.folder).attack == f"{attack} by dark-0"
     start = next(entry for name, entry in done.events if name == "start")
     assert start["attack"] == f"{attack} by dark-0"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_neither_the_wire_nor_the_order_of_arrival_changes_an_attack(attack: str, tmp_path: Path) -> None:
+    """The wire sorts a reply's tensors by name, and Flower's replies come in any order; two would add up alike."""
+    several = ("protocol=skewed", "protocol.skew=none", "protocol.client_count=2", "protocol.least=2")
+    more: dict[str, Any] = {"overrides": several, "train": {"rounds": 1}}
+    whole = run(attacked_settings(attack, "fpl", tmp_path / "whole", **more))
+    settings = attacked_settings(attack, "fpl", tmp_path / "other", engine={"wire": True}, **more)
+    other = run(settings, TouchedEngine(settings, arrival=lambda replies: list(reversed(replies))))
+    assert other.sha256 == whole.sha256
 
 
 def test_who_is_not_hostile_sends_what_it_would_send(flipped: Run, plain: Run) -> None:
