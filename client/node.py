@@ -238,7 +238,7 @@ class Node:
         if self.simulated:
             return local_device(settings, spec), NewTerms(None, {})
         data_root = self.configuration.get("data-dir")
-        if data_root is not None and not Path(str(data_root)).is_dir():
+        if data_root is not None and not (data_root and Path(str(data_root)).is_dir()):
             raise ConfigError(f"--node-config: data-dir {data_root} is not a folder on this device")
         if data_root is None and settings.data.root is None:
             data_root = os.environ.get(DATA_VARIABLE)
@@ -314,7 +314,10 @@ class Node:
     def _state_folder(self) -> Path:
         """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""
         if "state-dir" in self.configuration:
-            return Path(str(self.configuration["state-dir"]))
+            folder = str(self.configuration["state-dir"])
+            if not folder or folder.startswith("~"):  # of the folder where the node was started: another has no ledger
+                raise ConfigError(f"--node-config: state-dir must be a whole path; got {printable(folder)[:100]!r}")
+            return Path(folder)
         home = os.environ.get("FLWR_HOME")
         if home:
             return Path(home, "goldfinch-state")

@@ -157,11 +157,13 @@ def _condition() -> Condition:
     """Return the condition that the command line describes, and take Goldfinch's own option from it.
 
     Raises:
-        SystemExit: the node configuration cannot be read.
+        SystemExit: the node configuration cannot be read, or the option names no file.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(METRICS, type=Path)
     own, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    if own.metrics is not None and not own.metrics.name:
+        sys.exit(f"error: {METRICS} {own.metrics}: name a file")
     for name in ("--superlink", "--root-certificates", "--node-config"):
         parser.add_argument(name, default="")
     given, _ = parser.parse_known_args(sys.argv[1:])

@@ -98,9 +98,17 @@ END
   ;;
 proxy)
   need "$certificates/server/ca.crt" "$certificates/server/server.pem" "$certificates/server/server.key"
+  polls=${GOLDFINCH_POLLS:-60}
+  for number in "$polls" "${GOLDFINCH_PATIENCE:=300}"; do
+    case $number in
+    *[!0-9]* | 0*)
+      say "GOLDFINCH_POLLS and GOLDFINCH_PATIENCE are whole numbers from 1, not $number"
+      exit 78
+      ;;
+    esac
+  done
   temporary=$(mktemp -d) # new and only this user's: nginx, which may be root, loads code that its configuration names
   [ "$(id -u)" -ne 0 ] || chmod 711 "$temporary" # its worker is then another user, who may enter
-  polls=${GOLDFINCH_POLLS:-60}
   # nginx keeps connections to the SuperLink open, and for that looks its name up only when it reads its configuration.
   # So the name is looked up here, and again every few seconds: a SuperLink that is made again may have another address.
   look_up() {
@@ -112,7 +120,7 @@ proxy)
   configure() { # ADDRESS; an empty one, of a name that is not known yet, refuses connections
     sed -e "s|@ADDRESS@|${GOLDFINCH_LISTEN:-8443}|" -e "s|@SUPERLINK@|${1:-127.0.0.1}:${superlink##*:}|" \
       -e "s|@NAME@|${GOLDFINCH_SUPERLINK_NAME:-${superlink%:*}}|" -e "s|@CERTIFICATES@|$certificates/server|" \
-      -e "s|@TEMPORARY@|$temporary|" -e "s|@PATIENCE@|${GOLDFINCH_PATIENCE:=300}|" \
+      -e "s|@TEMPORARY@|$temporary|" -e "s|@PATIENCE@|$GOLDFINCH_PATIENCE|" \
       -e "s|@RESERVED_POLLS@|$((polls * 15))|" -e "s|@RESERVED_BURST@|$((polls * 4))|" \
       -e "s|@SHARED_POLLS@|$((polls * 45))|" -e "s|@SHARED_WAITING@|$((polls * 15))|" \
       -e "s|@ADDRESS_POLLS@|$((polls * 30))|" -e "s|@ADDRESS_WAITING@|$((polls * 10))|" \

@@ -224,6 +224,18 @@ def test_the_superlink_keeps_its_store_where_the_setting_says_and_enrols_devices
     assert (f"goldfinch devices enrol {tmp_path / 'operator'} --restore" in ran.stdout) == (code == 0)
 
 
+@pytest.mark.parametrize(("key", "value"), [("POLLS", "many"), ("POLLS", "1.5"), ("PATIENCE", "5m"), ("PATIENCE", "0")])
+def test_a_number_of_the_proxy_that_is_none_is_named(tmp_path: Path, key: str, value: str) -> None:
+    for name in ("ca.crt", "server.pem", "server.key"):
+        (tmp_path / "server").mkdir(exist_ok=True)
+        (tmp_path / "server" / name).touch()
+    environment = {"PATH": "/usr/bin:/bin", "GOLDFINCH_CERTIFICATES": str(tmp_path), f"GOLDFINCH_{key}": value}
+    command = [str(DOCKER / "entrypoint.sh"), "proxy"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+    assert ran.returncode == 78
+    assert f"GOLDFINCH_POLLS and GOLDFINCH_PATIENCE are whole numbers from 1, not {value}" in ran.stderr
+
+
 def test_the_demonstration_keeps_many_nodes_in_memory() -> None:
     assert [store_for(nodes) for nodes in (4, MAX_NODES_IN_FILE, MAX_NODES_IN_FILE + 1)] == [
         "sqlite",

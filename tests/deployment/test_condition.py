@@ -23,7 +23,7 @@ from support.gauges import read_gauges
 
 from client.condition import Condition, condition_of, notify
 from client.ledger import Budget, Ledger
-from client.supernode import _note_replies, _note_requests
+from client.supernode import _condition, _note_replies, _note_requests
 from common.accounting import epsilon
 from common.gauges import gauge
 from goldfinch.cli import main
@@ -193,3 +193,9 @@ def test_doctor_and_device_warn_before_the_certificate_ends(
     condition.write()
     found = read_gauges(tmp_path / "metrics.prom")
     assert found["certificate_days"] == pytest.approx(days, abs=0.1)
+
+
+def test_an_empty_name_of_the_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["goldfinch-supernode", "--metrics", ""])
+    with pytest.raises(SystemExit, match="name a file"):
+        _condition()

@@ -355,6 +355,7 @@ SKETCH = {"domain": "sketch"}
         ({"domain": "skech"}, OVERRIDES, r"no client skech-0; did you mean 'sketch-0'"),
         ({**SKETCH, "index": 3}, OVERRIDES, "no client sketch-3"),
         ({**SKETCH, "data-dir": "/no/such"}, OVERRIDES, "data-dir /no/such is not a folder"),
+        ({**SKETCH, "data-dir": ""}, OVERRIDES, "data-dir  is not a folder"),
         (
             {**SKETCH, "index": "one"},
             OVERRIDES,
@@ -368,8 +369,8 @@ SKETCH = {"domain": "sketch"}
         (SKETCH, ["method=nope"], "cannot use the run's settings, or lacks a library; the log of the device says more"),
     ],
     ids=[
-        *("a key", "a domain", "an index", "a folder", "an index in words", "half an index", "a processor"),
-        *("a place below 0", "a place beyond the last", "nothing", "the run's settings"),
+        *("a key", "a domain", "an index", "a folder", "an empty folder", "an index in words", "half an index"),
+        *("a processor", "a place below 0", "a place beyond the last", "nothing", "the run's settings"),
     ],
 )
 def test_a_node_whose_configuration_is_wrong_sends_the_error(
