@@ -74,6 +74,15 @@ Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 """Names without repetition."""
 
 
+def _named(value: str) -> str:
+    check(value != "", "must name a folder; an empty text would be the present one, which is written as .")
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(_named)]
+"""A folder, in words."""
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def checked(target: type[T]) -> type[T]:
     """Return ``target`` as a frozen dataclass that checks its values by the types of its fields; a decorator.

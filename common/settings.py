@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from common.choices import imports_of, trust
 from common.composition import compose_config
-from common.config import Seed, build, check, checked, construct, is_plain, to_config
+from common.config import FolderName, Seed, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect_all
@@ -122,7 +122,7 @@ class RunSettings:
     attack: Annotated[Any, AfterValidator(_attack)]
     own_metric: OwnMetric
     seed: Seed
-    output: str
+    output: FolderName
     resume: Resume
     overwrite: bool
     engine: Mapping[str, Any]
@@ -303,8 +303,9 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
     raw = dict(raw)
     if raw["data"].get("_target_") == "common.data.table.Table":
         raw = {**raw, "data": placed(raw["data"])}
-    if isinstance(raw["data"].get("root"), str):  # relative to the present folder, not to that of a later resume
-        raw = {**raw, "data": {**raw["data"], "root": str(Path(raw["data"]["root"]).expanduser().absolute())}}
+    root = raw["data"].get("root")
+    if root and isinstance(root, str):  # relative to the present folder, not to that of a later resume
+        raw = {**raw, "data": {**raw["data"], "root": str(Path(root).expanduser().absolute())}}
     targets = {"train": TrainSettings, "rounds": RoundSettings}
     values: dict[str, Any] = {"raw": raw}
     for key in groups:

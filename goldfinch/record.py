@@ -444,8 +444,8 @@ def find_runs(folders: Sequence[str], *, finished: bool = True) -> list[RunRecor
     runs_by_folder: dict[Path, RunRecord] = {}
     unfinished: list[str] = []
     for text in folders:
-        if not Path(text).is_dir():
-            raise ConfigError(f"{text} is not a folder")
+        if not text or not Path(text).is_dir():
+            raise ConfigError(f"{text or repr(text)} is not a folder")
         begun = [RunRecord(path.parent) for path in files_below(Path(text)) if path.name == EVENTS]
         begun = [run for run in begun if run.config_file.exists() and run.config]
         if not begun:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from common.config import Names, check, checked, read_by
+from common.config import FolderName, Names, check, checked, read_by
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
 from common.data.names import DOMAIN_NAMES, can_be_domain, check_names
@@ -95,7 +95,7 @@ class DataSource(ABC):
     domains: Names
     image_size: ImageSize = 32
     augmentation: Augmentation = field(default_factory=Augmentation)
-    root: str | None = None
+    root: FolderName | None = None
 
     def __post_init__(self) -> None:
         check(len(self.domains) > 0, "domains must name at least one domain")

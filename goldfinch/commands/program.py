@@ -149,16 +149,23 @@ class Command(TyperCommand):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, but a setting that is an option of this command is refused with the option's name.
+        """As click does, but refuse what is empty, and a setting that is an option of this command.
 
         Raises:
-            ConfigError: an argument such as ``trials=20``, where the command has ``--trials``.
+            ConfigError: an argument or a value is empty, which would be the present folder or the default; or an
+                argument such as ``trials=20``, where the command has ``--trials``.
         """
         options: set[str] = set()
         for parameter in self.params:
             options.update(parameter.opts)
         for argument in args:
             key, equals, value = argument.partition("=")
+            empty = not argument.strip() or (key in options and equals and not value.strip())
+            if empty and not ctx.resilient_parsing:
+                raise ConfigError(
+                    f"{ctx.command_path} {shell_line(args)}: {shell_line([argument])} has no value, as if a variable "
+                    "of the shell were unset; give one, or leave it out"
+                )
             if equals and f"--{key}" in options:
                 flag = next(each for each in self.params if f"--{key}" in each.opts)
                 written = f"--{key}" if getattr(flag, "is_flag", False) else f"--{key} {value or 'VALUE'}"
