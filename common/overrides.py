@@ -126,8 +126,7 @@ def _read(texts: Sequence[str]) -> list[Override]:
             raise ConfigError(f"{text!r} is not of the form key=value; {_meant(text)}")
         if text.endswith("=") and text.count("=") == 1:
             raise ConfigError(
-                f"{text} has no value, as if a variable of the shell were unset; give one, or leave {text[:-1]} out "
-                f"(an empty text: \"{text}''\")"
+                f"{text} has no value, as if a variable of the shell were unset; give one, or leave {text[:-1]} out"
             )
     overrides: list[Override] = []
     parser = OverridesParser.create()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.data.batches import EVALUATION_BATCH, Split, union_of
+from common.data.batches import Split, union_of
 from common.data.protocols import ClientSpec, test_subset
 from common.errors import CheckpointError, ConfigError
 from common.exports.model import kept_part, without_paths, without_training_parts
@@ -20,6 +20,7 @@ from common.models.base import Model
 from common.numerics import generator
 from common.settings import RunSettings, settings_of
 from common.storage import folder_name
+from goldfinch.exports.formats import BATCH
 from goldfinch.record import RunRecord
 from server.run.accounting import LEDGER, ReleaseCounts, privacy_report
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
@@ -205,7 +206,7 @@ class RunModel:
         augmentation = self.settings.data.augmentation
         features, logits = [], []
         with torch.no_grad():
-            for images in split.images.split(EVALUATION_BATCH):
+            for images in split.images.split(BATCH):
                 outputs = model(augmentation.test(images))
                 features.append(outputs[0])
                 logits.append(outputs[1])

@@ -40,6 +40,7 @@ NEAR_SHARE = 0.95
 """Share of the compared images that are nearer to a prototype than the threshold of "none of the classes"."""
 
 BATCH = 256
+"""Images that a net takes at once."""
 
 
 class ExportError(GoldfinchError):
