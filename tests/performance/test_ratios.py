@@ -45,6 +45,7 @@ def test_the_committed_rows_can_be_read() -> None:
 STATED = {
     ("released FPL", "goldfinch", "round cpu"): "x",
     ("efficiency ray", "goldfinch", "small fedavg"): "",
+    ("efficiency inline", "goldfinch", "one_step fedavg clients=4 cpu"): "",
     ("efficiency cluster", "cluster", "machines=1"): "",
     ("efficiency cluster", "cluster", "machines=2"): "",
     ("round beside fluke", "goldfinch", "small fedavg"): "x",

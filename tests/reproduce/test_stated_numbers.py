@@ -518,16 +518,32 @@ def test_the_table_on_digits_and_what_pages_say_of_it_agree_with_its_runs() -> N
             finals.setdefault(run.method, []).append(run)
     assert {len(found) for found in finals.values()} == {6}
     base = study_scores(finals["fedavg"])
-    stated = rows_of(section((RESULTS / "trained.md").read_text(), "Digits, sixty rounds"))
-    assert {cells[0].strip() for cells in stated} == finals.keys()
-    for name, accuracy, minus in stated:
-        scores = study_scores(finals[name.strip()])
-        assert accuracy == cell(scores)
-        assert minus == ("" if name.strip() in ("fedavg", "fedbn") else difference(scores, base))
-    (ranking,) = rank_methods(runs)
-    smallest = min(row.p for row in ranking.rows if row.p is not None)
+    long_finals: dict[str, list[StudyRun]] = {}
+    long = read_runs(RESULTS / "trained_digits_200.csv")
+    for run in long:
+        long_finals.setdefault(run.method, []).append(run)
+        (same,) = [final for final in finals[run.method] if final.number == run.number]
+        assert (run.rounds, run.values) == (200, same.values)
+    assert {len(found) for found in long_finals.values()} == {6}
+    long_base = study_scores(long_finals["fedavg"])
+    stated = rows_of(section((RESULTS / "trained.md").read_text(), "Digits"))
+    assert {cells[0].strip() for cells in stated} == finals.keys() == long_finals.keys()
+    for name, *cells in stated:
+        scores, later = study_scores(finals[name.strip()]), study_scores(long_finals[name.strip()])
+        minus, later_minus = "", ""
+        if name.strip() not in ("fedavg", "fedbn"):
+            minus, later_minus = difference(scores, base), difference(later, long_base)
+        assert cells == [cell(scores), minus, cell(later), later_minus]
+    smallest: list[float] = []
+    for found in (runs, long):
+        (ranking,) = rank_methods(found)
+        smallest.append(min(row.p for row in ranking.rows if row.p is not None))
     text = words(RESULTS / "trained.md")
-    assert f"(smallest p after Holm {smallest:.2f})" in text
+    assert f"(smallest p after Holm {smallest[0]:.2f}; {smallest[1]:.2f} at 200)" in text
+    gain = statistics.mean(validation_gains("uniform", 200, "digits").values())
+    assert f"at 200 validation gains {gain:.1f} points in the last 20 rounds" in text
+    later_on_svhn = [domain_mean(long_finals[method], "svhn") for method in ("fedavg", "feddyn", "fedbn")]
+    assert f"At 200: {', '.join(later_on_svhn)}." in text
     on_svhn = {method: domain_mean(finals[method], "svhn") for method in ("fedavg", "feddyn", "fedbn")}
     assert f"has {domain_mean(finals['fedavg'], 'mnist')} % there and {on_svhn['fedavg']} % on SVHN" in text
     assert f"FedDyn {on_svhn['feddyn']} %, FedBN {on_svhn['fedbn']} %" in text
@@ -540,11 +556,11 @@ def domain_mean(runs: Sequence[StudyRun], domain: str) -> str:
     return f"{statistics.mean(run.accuracy[domain] for run in runs):.1f}"
 
 
-def validation_gains(weighting: str, rounds: int) -> dict[str, float]:
+def validation_gains(weighting: str, rounds: int, data: str = "office_caltech") -> dict[str, float]:
     """What validation gains in the last rounds of the runs of so many rounds, by method."""
     gains: dict[str, list[float]] = {}
     for row in read_all(RESULTS / "trained_validation.csv"):
-        if (row["weighting"], row["rounds"]) == (weighting, str(rounds)):
+        if (row["data"], row["weighting"], row["rounds"]) == (data, weighting, str(rounds)):
             gains.setdefault(row["method"], []).append(float(row["last"]) - float(row["earlier"]))
     assert {len(found) for found in gains.values()} == {6}
     return {method: statistics.mean(found) for method, found in gains.items()}
