@@ -98,7 +98,7 @@ test: lint test-fast ## style, types, and the quick tests: 13 minutes on two cor
 
 PYTEST := $(BIN)/python -m pytest
 # a worker more than there are cores: tests of real processes wait more than they compute. Shared things are made once a file.
-PARALLEL := -n $(or $(JOBS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))) --maxprocesses 4 --dist loadfile
+PARALLEL := -n $(or $(JOBS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)
 	$(PYTEST) -m "not slow and not long" $(PARALLEL) $(LISTED)

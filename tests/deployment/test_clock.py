@@ -181,9 +181,7 @@ def test_an_address_without_a_port_is_refused_before_anything_is_asked(
     assert f"--server {address} is not HOST:PORT" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--ca", "file"], ["--server="], ["server=HOST:PORT"]], ids=["ca", "empty", "setting"]
-)
+@pytest.mark.parametrize("arguments", [["--ca", "file"], ["server=HOST:PORT"]], ids=["ca", "setting"])
 def test_doctor_takes_no_other_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *arguments]) != 0
     assert "--server HOST:PORT" in capsys.readouterr().err

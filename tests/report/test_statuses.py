@@ -56,13 +56,19 @@ def shown(view: LiveView, width: int = 80) -> list[str]:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("factor", "status", "told", "times"),
-    [(100.0, "scaled", "2 of 9 updates scaled", 1), (math.nan, "refused", "2 refused", 2)],
+    ("factor", "outliers", "status", "told", "times"),
+    [(100.0, "clip", "scaled", "2 of 9 updates scaled", 1), (math.nan, "off", "refused", "2 refused", 2)],
 )
 def test_each_status_has_its_own_count_everywhere(
-    factor: float, status: str, told: str, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    factor: float,
+    outliers: str,
+    status: str,
+    told: str,
+    times: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = guarded(tmp_path / "run", "clip")
+    settings = guarded(tmp_path / "run", outliers)
     view = LiveView(Subject.of(settings), Console(width=80))
     engine = TouchedEngine(settings, edit=multiplied(factor))
     logged: dict[str, float] = {}
