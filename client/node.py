@@ -315,8 +315,10 @@ class Node:
         """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""
         if "state-dir" in self.configuration:
             folder = str(self.configuration["state-dir"])
-            if not folder or folder.startswith("~"):  # of the folder where the node was started: another has no ledger
-                raise ConfigError(f"--node-config: state-dir must be a whole path; got {printable(folder)[:100]!r}")
+            if not Path(folder).is_absolute():  # started in another folder, the node would find no ledger
+                raise ConfigError(
+                    f"--node-config: state-dir must be a whole path, from / on; got {printable(folder)[:100]!r}"
+                )
             return Path(folder)
         home = os.environ.get("FLWR_HOME")
         if home:

@@ -61,7 +61,9 @@ def completed_status(*, train: bool) -> str:
     Args:
         train: whether it trained.
     """
-    return "trained" if train else "scored"
+    if train:
+        return "trained"
+    return "scored"
 
 
 ClassCounts = Annotated[list[Integer], FailFast(), Field(max_length=MAX_CLASSES)]

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -18,6 +19,15 @@ from goldfinch.results.seeds import Value, curve
 from goldfinch.results.table import unfinished_runs
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
+USED_BY = {
+    "rule": ("heatmap", "bars"),
+    "column": ("heatmap",),
+    "axes": ("heatmap",),
+    "samples": ("prototypes",),
+    "by": ("prototypes",),
+    "labels": ("convergence", "bars"),
+}
+"""The kinds that use a parameter of :func:`draw`, of those that not all use."""
 
 
 def draw(
@@ -56,15 +66,10 @@ def draw(
         raise ConfigError(f"goldfinch figure {kind}: no such kind; {nearest(kind, KINDS)}")
     if samples < 1:
         raise ConfigError(f"--samples {samples}: must be 1 or more")
-    for option, given, fit in (
-        ("--rule", rule != "final", ("heatmap", "bars")),
-        ("--column", column != "average", ("heatmap",)),
-        ("--axes", bool(axes), ("heatmap",)),
-        ("--samples", samples != 100, ("prototypes",)),
-        ("--by", by != "tsne", ("prototypes",)),
-        ("--label", bool(labels), ("convergence", "bars")),
-    ):
-        if given and kind not in fit:
+    given = {"rule": rule, "column": column, "axes": tuple(axes), "samples": samples, "by": by, "labels": tuple(labels)}
+    for name, fit in USED_BY.items():
+        if kind not in fit and given[name] != signature(draw).parameters[name].default:
+            option = "--label" if name == "labels" else f"--{name}"
             raise ConfigError(f"{option}: {kind} does not use it, only {' and '.join(fit)}; leave it out")
     path = output or Path(folders[0]) / f"{kind}.png"
     check_format(path)  # before the work

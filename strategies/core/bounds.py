@@ -194,7 +194,7 @@ class Bounds:
 
 
 def least_answers(settings: RunSettings) -> int:
-    """Return how many answers ``rounds.outliers=clip`` needs to bound anything; 0 where tables have another bound."""
+    """Return how many answers ``rounds.outliers=clip`` needs; 0 for a row of tables that is a bound itself."""
     clips = settings.rounds.outliers == "clip" and settings.method.bound is None
     return MIN_UPDATES if clips else 0
 

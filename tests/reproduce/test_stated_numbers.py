@@ -543,7 +543,7 @@ def test_the_table_on_digits_and_what_pages_say_of_it_agree_with_its_runs() -> N
     gain = statistics.mean(validation_gains("uniform", 200, "digits").values())
     assert f"at 200 validation gains {gain:.1f} points in the last 20 rounds" in text
     later_on_svhn = [domain_mean(long_finals[method], "svhn") for method in ("fedavg", "feddyn", "fedbn")]
-    assert f"At 200: {', '.join(later_on_svhn)}." in text
+    assert f"SVHN at 200: {', '.join(later_on_svhn)} %." in text
     on_svhn = {method: domain_mean(finals[method], "svhn") for method in ("fedavg", "feddyn", "fedbn")}
     assert f"has {domain_mean(finals['fedavg'], 'mnist')} % there and {on_svhn['fedavg']} % on SVHN" in text
     assert f"FedDyn {on_svhn['feddyn']} %, FedBN {on_svhn['fedbn']} %" in text
