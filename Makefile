@@ -6,7 +6,7 @@
 KNOWN := import sys, tomllib; \
   has = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
   wrong = [name for name in sys.argv[1].split(",") if name and name not in has]; \
-  sys.exit(f"EXTRAS: there is no {wrong[0]}; there are " + " ".join(sorted(has)) if wrong else 0)
+  sys.exit(f"EXTRAS: there is no {wrong[0]!r}; separated by commas alone, there are " + " ".join(sorted(has)) if wrong else 0)
 # the first interpreter that fits: the active one (python3) before others
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do "$$name" -c '$(FITS)' 2>/dev/null && { command -v "$$name"; break; }; done)
@@ -61,7 +61,7 @@ help: ## this list
 setup: $(STAMP) ## the virtual environment, pinned; EXTRAS=device for a device, TORCH_INDEX=<index of CPU wheels> without CUDA
 
 $(STAMP): requirements.txt pyproject.toml
-	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.14, and found none; set PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c '$(FITS)' || { echo "Goldfinch needs Python 3.11 to 3.14, and $(if $(PYTHON),$(PYTHON) is not one,found none); set PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c '$(KNOWN)' '$(EXTRAS)'
 	@echo "Setting up $(VENV), up to $(FREE_GB) GB, with EXTRAS=$(EXTRAS); pip shows what it fetches."
 	@test -e $(VENV) || test "$$(df -Pk . | awk 'NR == 2 {print $$4}')" -gt $(FREE) || { df -h .; echo "$(FREE_GB) GB must be free here before the environment is made."; exit 1; }

@@ -13,6 +13,13 @@ superlink=${GOLDFINCH_SUPERLINK:-superlink:8000}
 say() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) $role: $*" >&2; }
 logged="python3 -P -m common.log_lines"
 
+case ${superlink##*:} in
+*[!0-9]* | "")
+  say "GOLDFINCH_SUPERLINK is a name or an address with a port, such as superlink:8000, not $superlink"
+  exit 78
+  ;;
+esac
+
 # A missing file is the usual mistake; say which one and where it comes from.
 need() {
   origin="it is made by the certificates service"

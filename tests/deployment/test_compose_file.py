@@ -236,6 +236,16 @@ def test_a_number_of_the_proxy_that_is_none_is_named(tmp_path: Path, key: str, v
     assert f"GOLDFINCH_POLLS and GOLDFINCH_PATIENCE are whole numbers from 1, not {value}" in ran.stderr
 
 
+@pytest.mark.parametrize("role", ["proxy", "serverapp", "supernode"])
+@pytest.mark.parametrize("value", ["superlink", "10.0.0.7", "superlink:", "[::1]"])
+def test_a_superlink_without_a_port_is_named(role: str, value: str) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "GOLDFINCH_SUPERLINK": value}
+    command = [str(DOCKER / "entrypoint.sh"), role]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+    assert ran.returncode == 78
+    assert f"address with a port, such as superlink:8000, not {value}\n" in ran.stderr
+
+
 def test_the_demonstration_keeps_many_nodes_in_memory() -> None:
     assert [store_for(nodes) for nodes in (4, MAX_NODES_IN_FILE, MAX_NODES_IN_FILE + 1)] == [
         "sqlite",

@@ -165,11 +165,21 @@ def test_setup_installs_again_what_the_environment_lacks(
     assert (" -m pip " in done.stdout) == sets_up
 
 
-def test_setup_names_an_extra_that_does_not_exist(tmp_path: Path) -> None:
-    words = ["make", "setup", "EXTRAS=device,serevr", f"VENV={tmp_path / 'venv'}"]
+@pytest.mark.parametrize(("extras", "wrong"), [("device,serevr", "serevr"), ("device, server", " server")])
+def test_setup_names_an_extra_that_does_not_exist(extras: str, wrong: str, tmp_path: Path) -> None:
+    words = ["make", "setup", f"EXTRAS={extras}", f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "there is no serevr; there are" in done.stderr
+    assert f"there is no {wrong!r}; separated by commas alone, there are clustering " in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(("python", "found"), [("", "found none"), ("python2.6", "python2.6 is not one")])
+def test_setup_says_which_python_does_not_fit(python: str, found: str, tmp_path: Path) -> None:
+    words = ["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"Goldfinch needs Python 3.11 to 3.14, and {found}; set PYTHON=" in done.stdout
     assert not (tmp_path / "venv").exists()
 
 
