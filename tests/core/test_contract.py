@@ -16,10 +16,11 @@ from support.toy import Toy, method_at_defaults, toy_settings
 
 import client.node
 from bench import census
-from client.contract import KEPT, KeptTerms, asked_terms, pinned_terms
+from client.contract import KEPT, KeptTerms, asked_terms, pinned_terms, undecided_terms
 from client.reasons import REASONS
 from common.choices import choices_of
 from common.contract import METHODS, UNITS, Contract
+from common.data.office_caltech import OfficeCaltech
 from common.data.table import Table
 from common.errors import ConfigError, ContractError, DataError
 from common.settings import load_settings, with_method
@@ -280,6 +281,17 @@ def test_no_server_chooses_what_a_folder_of_a_private_device_is(tmp_path: Path) 
     asked = ["data.path=any/class", "data.classes=[p0,p1,p2]", *NOISED]
     assert attacker.register(*asked).text == NOT_ALLOWED
     assert device(folder).register("data.path=any/class", "data.classes=[p0,p1,p2]").ok
+
+
+def test_a_data_set_of_somebody_else_is_the_owner_s_choice(clinic: Path) -> None:
+    """Its code decides which files are read as images."""
+
+    class Elsewhere(OfficeCaltech):
+        pass
+
+    kinds = (OfficeCaltech, Elsewhere)
+    ours, theirs = (undecided_terms(kind(), "webcam", str(clinic), {}) for kind in kinds)
+    assert (ours["data"], "data" in theirs) == ("office_caltech", False)
 
 
 # ---- what is read before it is allowed, and what errors tell --------------------------------------------------------

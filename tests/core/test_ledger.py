@@ -28,6 +28,7 @@ from client.ledger import LEDGER, Budget, Ledger
 from client.node import NODE_KEYS, Node, answer_question
 from client.private_folder import SECRET, PrivateFolder
 from client.resident.messages import Question
+from client.trainer import LocalExchange
 from common.accounting import composed, epsilon
 from common.client_state import ClientStore, Version
 from common.contract import Contract
@@ -79,7 +80,17 @@ def test_releases_are_counted_by_run_and_client_for_good(tmp_path: Path) -> None
     assert sum(entry["count"] for entry in json.loads(path.read_text())["releases"]) == 6
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"releases": [{}]}', "many"], ids=["empty", "list", "entry", "word"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "[]",
+        '{"releases": [{}]}',
+        "many",
+        '{"releases": [{"run": "", "client": "", "multipliers": {}, "count": -1}]}',
+    ],
+    ids=["empty", "list", "entry", "word", "fewer than none"],
+)
 def test_a_damaged_ledger_sends_nothing(damage: str, tmp_path: Path) -> None:
     Ledger(tmp_path).spend("one", "a-0", NOISE, [])
     (tmp_path / LEDGER).write_text(damage)
@@ -148,6 +159,15 @@ def test_a_device_answers_as_often_as_its_budget_allows(own: bool, tmp_path: Pat
     item = asked(settings)
     device = device_of(settings, tmp_path / "own", Budget(4) if own else None)
     assert answered(device, item, 30) == 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalExchange, "run", lambda local: pytest.fail("it trained, and could not send the update"))
+        assert answered(device, item, 1) == 0
+
+
+def test_a_run_s_own_epsilon_is_at_its_own_delta(tmp_path: Path) -> None:
+    limit = epsilon([1.0, 1.0], 3, 1e-9) + 0.01
+    settings = private(tmp_path / "run", "privacy.delta=1e-9", f"privacy.max_epsilon={limit}")
+    assert answered(device_of(settings, tmp_path / "own"), asked(settings), 9) == 3
 
 
 def test_the_stricter_budget_counts_and_a_new_run_begins_with_what_is_left(tmp_path: Path) -> None:
@@ -269,6 +289,10 @@ def test_a_run_goes_on_while_a_client_may_have_budget_left(tmp_path: Path) -> No
     check_errors_differ(spent[:2], 3, settings)
     with pytest.raises(EngineError, match="No further round can be held"):
         check_errors_differ(spent, 3, settings)
+    scheduled = private(tmp_path, train={"schedule": "cosine"})
+    with pytest.raises(EngineError, match="No further round can be held") as told:
+        check_errors_differ(spent, 3, scheduled)
+    assert "resume=true" not in str(told.value), "a schedule cannot be shortened"
     broken = [Failure(client, "failed", "KeyError: 'ce'") for client in ("a", "b")]
     with pytest.raises(EngineError, match="Fix the cause; resume=true continues"):
         check_errors_differ(broken, 3, settings)

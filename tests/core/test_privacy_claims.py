@@ -220,7 +220,7 @@ def test_a_device_that_counts_anew_up_to_its_old_count_has_released_again(tmp_pa
 
 def test_replies_that_came_are_releases_even_if_the_device_counts_fewer(tmp_path: Path) -> None:
     ledger = ReleaseCounts(tmp_path)
-    for answer in (row("x", "refused"), row("x", "refused"), row("x", "refused"), row("x", "trained", 1)):
+    for answer in (row("x", "refused"), row("x", "late"), row("x", "refused"), row("x", "trained", 1)):
         ledger.count_requests("a", ["x"])
         ledger.count_replies("a", [answer])
     assert ledger.releases() == {"x": 4}
@@ -372,6 +372,18 @@ def test_runs_on_the_same_data_add_up_and_a_sweep_prints_the_sum(tmp_path: Path)
     assert line.startswith("privacy, 2 runs on toy together: no epsilon")
     assert f"{together:.2f}"[:-1] in line
     assert privacy_lines([Job((), jobs[-1], "plain")]) == []
+
+
+def test_the_sum_is_that_of_the_client_that_released_most_at_the_smallest_delta(tmp_path: Path) -> None:
+    """An image may belong to ``x`` in one run and to ``y`` in the other."""
+    jobs: list[tuple[RunSettings, Path]] = []
+    for delta, x, y in ((1e-6, 3, 1), (1e-4, 1, 2)):
+        settings = private("fpl", tmp_path / str(delta), f"privacy.delta={delta}")
+        report_of(settings, row("x", "trained", x), row("y", "trained", y))
+        jobs.append((settings, settings.output_folder))
+    report = total_reports(jobs)["toy"]
+    assert report["delta"] == 1e-6
+    assert report["epsilon"]["all runs"] == pytest.approx(epsilon([1.0, 1.0], 3 + 2, 1e-6), abs=1e-3)
 
 
 @pytest.mark.long
