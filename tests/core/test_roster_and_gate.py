@@ -54,6 +54,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a negative class": ("dark-0", {"class_counts": [25, -1, 0, 0]}, f"{CLASSES} exist"),
     "a sum that is wrong": ("dark-0", {"samples": 25}, "25 samples in classes"),
     "one sample": ("dark-0", {"samples": 1, "class_counts": [1, 0, 0, 0]}, "1 samples"),
+    "too many samples": ("dark-0", {"samples": 10**7 + 1, "class_counts": [10**7, 1, 0, 0]}, "10000000 is the limit"),
 }
 
 
@@ -270,14 +271,18 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "loss is endless": (scored(loss=10**400), "loss=1000"),
     "loss is NaN": (scored(loss=float("nan")), "loss=nan"),
     "loss is negative": (scored(loss=-1.0), "loss -1.0"),
+    "loss is of no net": (scored(loss=2e30), "loss 2e+30, not 0 to 1e+30: training diverged"),
+    "more images than there can be": (scored(count=10**7 + 1), "at most 10000000 are accepted"),
     "losses are NaN": (header(losses={"ce": float("nan")}), "losses"),
     "steps are endless": (header(steps=10**30), "steps"),
     "releases without end": (header(releases=2**62), "releases in 1 rounds"),
     "releases below none": (header(releases=-1), "-1 releases"),
     "seconds below none": (header(seconds={"train": -1.0}), "train is -1"),
     "steps below none": (header(steps=-3), "steps is -3"),
+    "memory below none": (header(peak_bytes=-1), "peak_bytes is -1"),
     "device is a number": (header(device=3), "device"),
     "losses without end": (header(losses={str(i): 0.0 for i in range(51)}), "losses: more than 50 entries"),
+    "seconds without end": (header(seconds={str(i): 0.0 for i in range(51)}), "seconds: more than 50 entries"),
     "fields without end": (header(**{f"f{i}": 0 for i in range(51)}), "more than 50 entries"),
     "a field too many": (header(admin=True), "admin: no such key"),
     "two rows of a class": (of_class_one(torch.ones(2, 128), torch.ones(2)), "2 prototypes of class 1; at most 1"),
@@ -449,6 +454,19 @@ def test_a_header_of_other_types_is_refused(changes: dict[str, Any], settings: R
     fields = {**asdict(registration(settings, "dark-0")), **changes}
     with pytest.raises(PayloadError, match=next(iter(changes))):
         read_header(Registration, fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [("device", "x" * 300), ("class_counts", [0] * 10_000), ("scores", ["x"] * 1000), ("scores", ["x" * 300])],
+    ids=["text", "classes", "domains", "text of a list"],
+)
+def test_a_header_s_texts_and_lists_end_somewhere(name: str, longest: Any, settings: RunSettings) -> None:
+    fields = asdict(registration(settings, "dark-0"))
+    assert getattr(read_header(Registration, {**fields, name: longest}), name) == longest
+    longer = ["x" * 301] if longest == ["x" * 300] else longest + longest[:1]
+    with pytest.raises(PayloadError, match=name):
+        read_header(Registration, {**fields, name: longer})
 
 
 def test_a_header_comes_back_and_one_with_other_fields_is_refused(settings: RunSettings) -> None:
