@@ -28,10 +28,12 @@ from strategies.core.federation import Federation
         ([[5, 0], [5, 0]], (0, 1.0)),
         ([[1, 9], [0, 10]], (1, 0.95)),
         ([[5, 5], [3, 7]], None),
+        ([[2, 8], [1, 9]], None),
         ([[0, 0], [1, 9]], None),
+        ([[0, 4], [0, 6]], None),
         ([[0, 0], [0, 0]], None),
     ],
-    ids=["all images", "nearly all", "both classes", "images of one class", "no images"],
+    ids=["all images", "nearly all", "both classes", "most", "images of one class", "most of one class", "no images"],
 )
 def test_one_class_is_found_by_the_confusion_counts(
     confusion: list[list[int]], expected: tuple[int, float] | None
@@ -66,19 +68,23 @@ def test_a_run_on_unlike_backgrounds_reports_each_domain_once_and_names_remedies
     assert "method.refresh_statistics=true" in text
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-def test_batch_normalisation_is_blamed_only_where_its_statistics_are_averaged(norm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("norm", "loss", "blamed"), [("batch", 0.0, True), ("batch", 1.0, False), ("group", 0.0, False)]
+)
+def test_batch_normalisation_is_blamed_only_where_training_fits_and_its_statistics_are_averaged(
+    norm: str, loss: float, blamed: bool, tmp_path: Path
+) -> None:
     def collapsed(request: Request, payload: Payload) -> Payload:
         scores = []
         for score in payload.header["scores"]:
             counts = [[sum(row), *[0] * (len(row) - 1)] for row in score["confusion"]]
             scores.append({**score, "confusion": counts, "correct": counts[0][0]})
-        return replace(payload, header={**payload.header, "losses": {"cross_entropy": 0.0}, "scores": scores})
+        return replace(payload, header={**payload.header, "losses": {"cross_entropy": loss}, "scores": scores})
 
     overrides = ("model=small", f"model.norm={norm}")
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 4, "local_steps": 1}, overrides=overrides)
     told = dict(run(settings, TouchedEngine(settings, edit=collapsed)).events)
-    assert ("collapsed" in told) == (norm == "batch")
+    assert ("collapsed" in told) == blamed
 
 
 def at_chance(run: gf.Run) -> list[dict[str, Any]]:
@@ -103,6 +109,26 @@ def test_a_score_above_chance_by_a_few_images_is_called_so() -> None:
         assert part in line
 
 
+@pytest.mark.parametrize(("right", "told"), [(5, True), (7, False)])
+def test_a_score_is_above_chance_from_two_standard_errors_on(right: int, told: bool, tmp_path: Path) -> None:
+    """Chance is 25 %; the standard error of the mean of three domains with 16 images each is 6.25 points."""
+
+    def scored(request: Request, payload: Payload) -> Payload:
+        scores = []
+        for score in payload.header["scores"]:
+            counts, left = [], right
+            for label, row in enumerate(score["confusion"]):
+                hits = min(left, sum(row))
+                left -= hits
+                counts.append([0] * len(row))
+                counts[label][label], counts[label][label - 1] = hits, sum(row) - hits
+            scores.append({**score, "confusion": counts, "correct": right})
+        return replace(payload, header={**payload.header, "scores": scores})
+
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 3, "local_steps": 1})
+    assert ("at chance" in dict(run(settings, TouchedEngine(settings, edit=scored)).events)) == told
+
+
 def test_a_remedy_that_is_set_is_not_named() -> None:
     words = ["method=fedbn", "method.refresh_statistics=true", "train.epochs=5", "train.batch_size=8"]
     named = " ".join(remedies(load_settings(words), 9))
@@ -110,6 +136,9 @@ def test_a_remedy_that_is_set_is_not_named() -> None:
     assert "train.batch_size" not in named
     assert "model.norm" not in named
     assert "train.batch_size=8 (" in " ".join(remedies(load_settings(["train.epochs=5"]), 9))
+    for steps, named_too in ((0, False), (199, True), (200, False)):
+        once = " ".join(remedies(load_settings(["train.rounds=1"]), steps))
+        assert ("train.epochs=5" in once) == named_too, "a run that takes many steps needs no more"
 
 
 @pytest.mark.parametrize(
