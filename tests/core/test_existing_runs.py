@@ -138,6 +138,12 @@ ROWS: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], tuple[Any, ..
         {},
         (REFUSED, REFUSED, START, KEEP, START),
     ),
+    "a damaged configuration without checkpoints": (
+        "finished",
+        lambda folder: (without("checkpoint")(folder), written("config.yaml", "[1")(folder)),
+        {},
+        (REFUSED, REFUSED, START, KEEP, START),
+    ),
     "a damaged checkpoint": (
         "unfinished",
         written("checkpoint/round-000001.safetensors", "no tensors"),

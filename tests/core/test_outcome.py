@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.runs import TouchedEngine, run
-from support.toy import toy_settings
+from support.toy import Toy, toy_settings
 from torch import Tensor
 
 from client.scoring import ScoreCounter
@@ -28,6 +28,7 @@ from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.engine import Failure
+from server.run.existing import Step, decide
 from server.run.files import goes_on
 from server.run.stopping import check_errors_differ
 from strategies.core.exchange import Batch
@@ -151,6 +152,11 @@ def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_pat
     assert (last["event"], last["round"], last["reason"]) == ("failed", 1, lines[0])
 
 
+def test_what_the_only_client_raises_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="in round 1 every client that was asked raised the same"):
+        run(broken(tmp_path, data=Toy(domains=("bright",)), train={"rounds": 9}))
+
+
 def test_only_what_all_raise_stops_a_run_at_once(tmp_path: Path) -> None:
     settings = toy_settings("fedavg", tmp_path, train={"rounds": 2})
     engine = TouchedEngine(settings, failing=lambda request: request.train and request.client != "dark-0")
@@ -183,6 +189,7 @@ def test_a_last_state_that_no_client_scores_has_no_score(tmp_path: Path) -> None
     summary = summary_in(tmp_path)
     assert (summary["average"], summary["accuracy"], summary["answers"]["lost"]) == (None, {}, 3)
     assert set(summary["scores"]) == {"last_n", "best_round"}
+    assert decide(settings, study=True).step is Step.GO_ON
     assert run(replace(settings, resume=True)).summary["average"] is not None
 
 

@@ -23,6 +23,7 @@ from common.settings import RunSettings, load_settings
 from goldfinch.commands.sweep import Job
 from goldfinch.record import RunRecord
 from server.run.events import describe
+from server.run.existing import Step, decide
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "fedadg")
 """FedADG smooths labels by a setting of its own."""
@@ -156,6 +157,7 @@ def test_a_run_that_stopped_early_ends_again_and_goes_on_with_more_patience(tmp_
     assert group.label == f"fedavg (stopped early after round {first.summary['rounds']})"
     assert Job((), settings, "same").finished()
     assert not Job((), patient("fedavg", tmp_path, patience=3), "more patience").finished()
+    assert decide(patient("fedavg", tmp_path, resume=True)).step is Step.NOTHING
     again = run(patient("fedavg", tmp_path, resume=True))
     assert (again.sha256, again.summary["rounds"]) == (first.sha256, first.summary["rounds"])
     assert again.averages() == first.averages()[-1:], "only the last state is scored again"

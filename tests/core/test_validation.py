@@ -29,6 +29,7 @@ from goldfinch.cli import main
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from server.run.checkpoint import BEST, Checkpoint, Checkpoints
+from server.run.existing import Step, decide
 from strategies.core.participants import Registry
 
 CLIENTS = [ClientSpec(domain, 0) for domain in DOMAINS]
@@ -242,6 +243,16 @@ def test_test_sets_are_left_alone_if_asked(tmp_path: Path, monkeypatch: pytest.M
     assert len({row["round"] for row in done.scores("validation")}) == 4
     assert done.summary["average"] is None
     assert done.summary["validation"]["average"] > 0
+
+
+def test_a_run_whose_last_validation_lacks_a_client_is_not_finished(tmp_path: Path) -> None:
+    """Another client scored the test images of the one that was lost, and nobody else has its validation samples."""
+    settings = validating("fedavg", tmp_path, rounds=2)
+    done = run(settings, TouchedEngine(settings, lost=lambda asked: asked.client == "dark-0" and asked.round > 1))
+    assert (done.summary["missing"], set(done.summary["validation"]["missing"])) == ({}, {"dark"})
+    assert decide(replace(settings, resume=True)).step is Step.GO_ON
+    assert run(replace(settings, resume=True)).summary["validation"]["missing"] == {}
+    assert decide(replace(settings, resume=True)).step is Step.NOTHING
 
 
 # ---- what clients may report -----------------------------------------------------------------------------------------
