@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_a_range_reaches_the_printed_value(tmp_path: Path) -> None:
     assert found.space["method.alpha"] == Search(0.001, 10.0)
     assert found.space["method.beta"] == Search(0.01, 8.0)
     assert rules.starting_values(found.settings, found.space)["method.alpha"] == 10.0
+    assert study_of(tmp_path, "fedavg", "train.learning_rate=0.5").entrant.space == {rules.RATE: Search(0.05, 5.0)}
 
 
 def test_trials_grow_with_the_searched_settings(tmp_path: Path) -> None:
@@ -166,6 +168,18 @@ def test_a_bad_run_is_ended_after_five_complete_ones_and_a_quarter_of_the_rounds
     assert ends[-1].user_attrs["rounds"] == 3
 
 
+def test_the_scores_choose_once_as_many_trials_as_are_searched_were_drawn_at_random(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    found = []
+    for name, sign in (("up", 1), ("down", -1)):
+        pretended.quality = lambda values, sign=sign: 50 + sign * peak(values) / 9
+        study = dataclasses.replace(study_of(tmp_path / name, "fedprox"), rules=Rules(studies=2, trials=4, batch=1))
+        found.append([trial.params for trial in finished_trials(searched(study))])
+    same = [one == other for one, other in zip(*found, strict=True)]
+    assert same[:4] == [True, True, True, False], "the values in the settings, two at random, one by the scores"
+
+
 def test_studies_differ_in_what_they_draw_and_each_draws_the_same_again(pretended: Pretended, tmp_path: Path) -> None:
     first, again = run(tmp_path / "one"), run(tmp_path / "again")
     other = run(tmp_path / "one", number=1)
@@ -195,6 +209,20 @@ def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, 
     assert [state_of(trial) for trial in finished_trials(study)] == ["complete", "failed", "complete", "complete"]
     assert finished_trials(study)[1].user_attrs["problem"] == "not finite"
     assert best_trial(finished_trials(study)) != finished_trials(study)[1]
+
+
+def test_a_trial_that_a_client_did_not_validate_is_never_chosen(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The mean over the clients that are left is no score to compare with others."""
+
+    def lacking(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
+        listener("validation", {"round": 1, "average": 99.0, "missing": {"sketch": 0}})
+
+    monkeypatch.setattr(search, "run_here", lacking)
+    (trial, *_) = finished_trials(run(tmp_path, trials=1))
+    assert (state_of(trial), best_trial([trial])) == ("failed", None)
+    assert "round 1 was not validated by every client: it is without sketch" in trial.user_attrs["problem"]
 
 
 def test_a_score_that_is_no_number_counts_as_a_failed_trial(pretended: Pretended, tmp_path: Path) -> None:
@@ -295,6 +323,8 @@ def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pre
     assert load_settings([f"tuned={path}"]).method.server_training.epochs == 1
     epochs = {settings_of(compose_config(each)).method.server_training.epochs for each in pretended.runs}
     assert epochs == {1}
+    own = study_of(tmp_path / "own", "fedpall", "data=digits", "method.server_training.epochs=3").entrant
+    assert (own.start, own.fixed) == ("given", {}), "what the user says wins"
 
 
 @pytest.mark.usefixtures("no_files_needed")
