@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from common.errors import EngineError, PayloadError
+from common.errors import DIVERGED, EngineError, PayloadError
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
 from common.storage import GlobalState
@@ -25,7 +25,7 @@ from server.run.history import History
 from server.run.open_folder import OpenFolder
 from server.run.records import Recorder
 from server.run.registration import Registrar
-from server.run.stopping import check_errors_differ, is_out_of_patience, not_finite, trouble
+from server.run.stopping import check_errors_differ, is_out_of_patience, trouble, unusable
 from strategies.core.federation import Federation, Outcome
 from strategies.core.method import Client, Method
 
@@ -143,7 +143,7 @@ class RoundLoop:
             outcome, failures = self._exchange(state, participants, enough)
             if outcome.skipped:
                 if not outcome.admitted:
-                    check_errors_differ(failures, number, self.settings)
+                    check_errors_differ(failures, number, self.settings, trained=self.trained)
                 self.state, self.federation.counted = replace(self.state, round=number), counted
                 self.recorder.record_skipped(number, outcome)
                 return False
@@ -155,11 +155,12 @@ class RoundLoop:
             enough = len(participants)  # oversampling is for the first exchange
             del outcome  # the next exchange has replies of its own to hold
         if names := state.not_finite():
-            raise not_finite(names, number)
+            problem = f"has values in {names} that are not finite: {DIVERGED}"
+            raise unusable(problem, number, trained=self.trained)
         try:
             cast_down(Payload(state.weights), self.settings.rounds.transport)
         except PayloadError as error:
-            raise EngineError(f"the state after round {number}: {error}; the round before is kept") from error
+            raise unusable(f"cannot be sent: {error}", number, trained=self.trained) from error
         self.state = replace(state, round=number)
         self.history.prototype_log.add(number, self.state.prototypes, uploads)
         seconds = round(time.perf_counter() - started, 3)

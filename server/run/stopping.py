@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import BUDGET_SPENT, DIVERGED, IN_A_NEW_RUN, EngineError
+from common.errors import BUDGET_SPENT, IN_A_NEW_RUN, EngineError
 from common.settings import RunSettings
 from server.run.engine import Failure
 from server.run.files import commonest_trouble, goes_on
@@ -35,20 +35,19 @@ def is_out_of_patience(settings: RunSettings, done: int, recorder: Recorder) -> 
     return best >= 0 and recorder.validated - best >= patience
 
 
-def not_finite(names: str, number: int) -> EngineError:
-    """Return the error that ends a run whose state after round ``number`` has values that are not finite.
+def unusable(problem: str, number: int, *, trained: bool) -> EngineError:
+    """Return the error that ends a run whose state after round ``number`` cannot be used.
 
     Args:
-        names: the tensors.
+        problem: why.
         number: the round.
+        trained: whether any round before was held.
     """
-    return EngineError(
-        f"the state after round {number} has values in {names} that are not finite: {DIVERGED}; the round before is "
-        "kept"
-    )
+    kept = "the round before is kept" if trained else "no round was complete, so nothing is kept"
+    return EngineError(f"the state after round {number} {problem}; {kept}")
 
 
-def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunSettings) -> None:
+def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunSettings, *, trained: bool) -> None:
     """Stop a run in which every client raised the same error: further rounds would be the same.
 
     One client's error may be its own fault, so at least two clients must have failed, or the only one. Where privacy
@@ -58,6 +57,7 @@ def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunS
         failures: the failures of an exchange without an accepted reply.
         number: the round.
         settings: the run's settings.
+        trained: whether any round before was held.
 
     Raises:
         EngineError: all clients raised the same error; the message has its traceback.
@@ -79,7 +79,7 @@ def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunS
         if len(failures) < clients:
             return
         advice = "No further round can be held."
-        if number > 1 and not settings.scheduled:
+        if trained and not settings.scheduled:
             advice += f" The state of round {number - 1} is kept: resume=true train.rounds={number - 1} scores it."
     message = [f"in round {number} every client that was asked raised the same: {reason}", advice]
     raise EngineError("\n  ".join([*message, *lines[-MAX_LINES:]]))

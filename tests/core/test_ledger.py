@@ -282,20 +282,29 @@ def test_devices_with_a_spent_budget_are_named(tmp_path: Path) -> None:
     assert again.summary["average"] is not None
 
 
+def test_a_run_that_held_no_round_is_not_told_to_score_one(tmp_path: Path) -> None:
+    """Its clients spent their budgets on replies that came too late."""
+    settings = private(tmp_path, "privacy.max_releases=1", train={"rounds": 3})
+    with pytest.raises(EngineError, match=r"in round 2 every client .*\n.*No further round can be held") as told:
+        run(settings, TouchedEngine(settings, lost=lambda request: request.round == 1))
+    assert not list((tmp_path / "checkpoint").glob("*"))
+    assert "resume=true" not in str(told.value)
+
+
 def test_a_run_goes_on_while_a_client_may_have_budget_left(tmp_path: Path) -> None:
     """Only the clients that were asked have said that theirs is spent; an error of another kind ends the run."""
     settings = private(tmp_path)
     spent = [Failure(client, "failed", "the privacy budget is spent; nothing was sent") for client in ("a", "b", "c")]
-    check_errors_differ(spent[:2], 3, settings)
+    check_errors_differ(spent[:2], 3, settings, trained=True)
     with pytest.raises(EngineError, match="No further round can be held"):
-        check_errors_differ(spent, 3, settings)
+        check_errors_differ(spent, 3, settings, trained=True)
     scheduled = private(tmp_path, train={"schedule": "cosine"})
     with pytest.raises(EngineError, match="No further round can be held") as told:
-        check_errors_differ(spent, 3, scheduled)
+        check_errors_differ(spent, 3, scheduled, trained=True)
     assert "resume=true" not in str(told.value), "a schedule cannot be shortened"
     broken = [Failure(client, "failed", "KeyError: 'ce'") for client in ("a", "b")]
     with pytest.raises(EngineError, match="Fix the cause; resume=true continues"):
-        check_errors_differ(broken, 3, settings)
+        check_errors_differ(broken, 3, settings, trained=True)
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------
