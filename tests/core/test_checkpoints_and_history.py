@@ -206,10 +206,12 @@ def test_who_did_not_reply_last_and_the_steps_of_the_last_training_are_in_the_re
         reply(1, exchange="second", steps=0),
         reply(1, client="sketch-0", status="lost"),
         reply(1, client="clay-0", status="lost"),
+        reply(1, client="webcam-0", status="lost"),
         reply(2, client="sketch-0", status="failed"),
         reply(2, client="clay-0", status="scored", steps=0),
+        reply(2, client="webcam-0", status="late"),
     ]
-    assert last_replies(lines) == ({"signs-0": 7}, {"sketch-0"})
+    assert last_replies(lines) == ({"signs-0": 7}, {"sketch-0", "webcam-0"})
 
 
 @pytest.mark.parametrize("name", ["scores.jsonl", "replies.jsonl", "events.jsonl"])

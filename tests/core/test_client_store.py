@@ -90,6 +90,8 @@ def test_a_delayed_request_is_refused_and_changes_nothing(late: Version, tmp_pat
     before = store.versions()
     with pytest.raises(PayloadError, match=r"answered a later request \(state-7-000002.safetensors\)"):
         store.save(late, {"w": torch.zeros(())}, Version(0, 1))
+    with pytest.raises(PayloadError, match="answered a later request"):
+        store.load(Version(0, 1), before=late)  # before anything is trained
     assert store.versions() == before
 
 

@@ -193,6 +193,14 @@ def test_a_last_state_that_no_client_scores_has_no_score(tmp_path: Path) -> None
     assert run(replace(settings, resume=True)).summary["average"] is not None
 
 
+def test_a_run_whose_last_score_lacks_a_domain_is_not_finished(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
+    done = run(settings, TouchedEngine(settings, lost=lambda asked: asked.client == "dark-0" and not asked.train))
+    assert set(done.summary["missing"]) == {"dark"}
+    assert decide(replace(settings, resume=True)).step is Step.GO_ON
+    assert run(replace(settings, resume=True)).summary["missing"] == {}
+
+
 @dataclass(frozen=True)
 class Overflowing(FedAvg):
     """Adds to infinity in the second round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,6 +155,13 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
     local.backward(nn.functional.cross_entropy(batch.logits, labels) * 100)
     norm = torch.linalg.vector_norm(torch.cat([value.grad.flatten() for value in local.model.parameters()]))
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_losses_are_means_over_the_last_epoch(epochs: int, tmp_path: Path) -> None:
+    """Of the first loss, by a net that hardly moves: it is that of a guess."""
+    settings = toy_settings("fedavg", tmp_path, train={"epochs": epochs, "learning_rate": 1e-9})
+    assert local_exchange(settings).run().losses["cross_entropy"] == pytest.approx(math.log(CLASSES), abs=0.3)
 
 
 def test_local_steps_end_an_epoch_early(tmp_path: Path) -> None:

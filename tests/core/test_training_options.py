@@ -136,6 +136,7 @@ def test_a_run_without_improvement_stops_with_a_message(method: str, scored_afte
     assert found.summary["stopped_early"] == {"rounds_planned": 9, "patience": 2, "best_round": best}
     assert found.summary["rounds"] == done < 9
     assert scores[best] == max(scores.values())
+    assert found.summary["scores"]["final"]["round"] == done
     assert not found.summary["partial"]
     assert found.summary["scores"]["final"]["accuracy"].keys() == {"bright", "dark", "noisy"}
     line = describe("stopped early", dict(found.events)["stopped early"], 9)
