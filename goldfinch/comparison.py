@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from common.errors import ConfigError
-from goldfinch.overrides import SharedKeywords, overrides_of, with_signature
+from goldfinch.folders import named_folder
+from goldfinch.overrides import SharedKeywords, check_jobs, overrides_of, with_signature
 from goldfinch.runs import Run, Runs
 from goldfinch.study.options import Rules
 from server.run.signals import terminable
@@ -83,9 +84,10 @@ def compare(
     if isinstance(methods, str):
         methods = [methods]
     rules = Rules(studies, trials, runs, scores, weighting, batch)
-    given, overwrite = split_overwrite([*overrides_of(settings, keywords), *overrides])
+    check_jobs(jobs)
+    given, overwrite = split_overwrite(overrides_of(settings, keywords, overrides))
     words = [f"methods={','.join(methods)}", *given, *rules.options]
-    folder = Path(output or default_output("compare", words))
+    folder = default_output("compare", words) if output is None else named_folder(output)
     request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
         done = study.compare(request, jobs)

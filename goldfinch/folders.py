@@ -3,6 +3,19 @@
 import os
 from pathlib import Path
 
+from common.errors import ConfigError
+
+
+def named_folder(name: Path | str) -> Path:
+    """Return the folder that a caller of the Python interface names.
+
+    Raises:
+        ConfigError: the name is empty, which would be the present folder.
+    """
+    if name == "":
+        raise ConfigError("a folder's name is empty, which would be the present folder: name one; . is the present one")
+    return Path(name)
+
 
 def files_below(place: Path) -> list[Path]:
     """Return the files in and below a folder and the folders that links in it lead to, sorted."""

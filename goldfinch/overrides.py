@@ -7,6 +7,7 @@ A keyword is written once: as a field of the classes here, with its type. Type c
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
@@ -110,17 +111,25 @@ OTHER_WORDS = frozenset({"true", "false", "null", "nan", "inf"})
 """Words that Hydra does not read as strings."""
 
 
-def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any], *, sweep: bool = False) -> list[str]:
-    """Return one override for each keyword argument that is not ``None``, and for each entry of ``settings``.
+def overrides_of(
+    settings: Mapping[str, Any] | None, keywords: Mapping[str, Any], given: Sequence[str] = (), *, sweep: bool = False
+) -> list[str]:
+    """Return an override for each keyword argument that is not ``None`` and each entry of ``settings``, then ``given``.
 
     Args:
         settings: values by the key that ``goldfinch run`` takes, such as ``{"method.temperature": 0.05}``.
         keywords: values by the names of :data:`SETTINGS`.
+        given: overrides as texts.
         sweep: whether a list or range means one run for each of its values; otherwise it is one value.
 
     Raises:
-        ConfigError: a keyword is unknown; the message names the nearest one.
+        ConfigError: a keyword is unknown; the message names the nearest one. Or an argument is of another type.
     """
+    if not isinstance(settings or {}, Mapping):
+        raise ConfigError(f"settings={settings!r}: expected a dictionary, such as settings={{'train.rounds': 5}}")
+    for item in given:
+        if not isinstance(item, str):
+            raise ConfigError(f"{item!r}: expected a text such as 'train.rounds=5'; a dictionary is settings={{...}}")
     values: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in SETTINGS:
@@ -131,15 +140,20 @@ def overrides_of(settings: Mapping[str, Any] | None, keywords: Mapping[str, Any]
     values.update(settings or {})
     overrides: list[str] = []
     for key, value in values.items():
-        if sweep and isinstance(value, Sequence) and not isinstance(value, str):
-            overrides.append(f"{key}={','.join(map(_literal, value))}")
+        plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy, pandas and PyTorch
+        if sweep and isinstance(plain, Sequence) and not isinstance(plain, str):
+            overrides.append(f"{key}={','.join(map(_literal, plain))}")
         else:
-            overrides.append(f"{key}={_literal(value)}")
-    return overrides
+            overrides.append(f"{key}={_literal(plain)}")
+    return [*overrides, *given]
 
 
 def _literal(value: Any) -> str:
-    """Return a value in the grammar of Hydra's overrides; a string is quoted if Hydra could read it as another type."""
+    """Return a value in the grammar of Hydra's overrides; a string is quoted if Hydra could read it as another type.
+
+    Raises:
+        ConfigError: the value is of a type that no setting has, such as a set.
+    """
     if isinstance(value, str) and WORD.fullmatch(value) and value.lower() not in OTHER_WORDS:
         return value
     if isinstance(value, type):
@@ -152,7 +166,22 @@ def _literal(value: Any) -> str:
         return "null"
     if isinstance(value, Sequence):
         return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_literal(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, Real):
+        kind = type(value).__name__
+        raise ConfigError(f"{value!r}: expected a text, a number, True or False, a list or a dictionary, not a {kind}")
     return str(value)
+
+
+def check_jobs(jobs: object) -> None:
+    """Refuse a number of processes that is no whole number, 1 or more, as ``--jobs`` does.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(jobs, int) or jobs < 1:
+        raise ConfigError(f"jobs={jobs!r}: expected a whole number, 1 or more")
 
 
 def _dotted_name(target: type) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from common.errors import ConfigError
 from common.metrics import COUNTED, METRICS, PARTIAL, RULES, ClassTotals
 from common.scores import score_row
-from goldfinch.overrides import RunKeywords, SweepKeywords, check_reachable, overrides_of, with_signature
+from goldfinch.folders import named_folder
+from goldfinch.overrides import RunKeywords, SweepKeywords, check_jobs, check_reachable, overrides_of, with_signature
 from server.run.history import reply_row
 from server.run.signals import terminable
 
@@ -39,7 +40,7 @@ class Run:
     def __init__(self, folder: Path | str) -> None:
         from goldfinch.record import RunRecord
 
-        self.folder = Path(folder)
+        self.folder = named_folder(folder)
         self.records: RunRecord = RunRecord(self.folder)
         if not self.records.config_file.exists():
             raise ConfigError(f"{folder} holds no run: config.yaml is missing; give the folder that output= named")
@@ -217,7 +218,7 @@ class Run:
                 totals[domain] = of_domain
         if not totals:
             raise ConfigError(
-                f"{self.folder} has no confusion counts in round {chosen}; "
+                f"{self.folder} has no confusion counts in round {chosen!r}; "
                 f"rounds: {', '.join(dict.fromkeys(rounds)) or 'none'}"
             )
         return totals
@@ -307,7 +308,7 @@ class Run:
             path = Path(path)
         return write_report([str(self.folder)], path)
 
-    def model(self, *, client: str | None = None, chosen: str = "last") -> TrainedModel:
+    def model(self, *, client: str | None = None, chosen: str | int = "last") -> TrainedModel:
         """Return the trained model, on the CPU, in evaluation mode.
 
         Args:
@@ -316,7 +317,7 @@ class Run:
         """
         from goldfinch.commands.export import trained_model
 
-        return trained_model(self.folder, client=client, chosen=chosen)
+        return trained_model(self.folder, client=client, chosen=str(chosen))
 
 
 @with_signature(RunKeywords)
@@ -352,7 +353,7 @@ def run(
     from common.settings import settings_of
     from goldfinch.commands import running
 
-    given = parse_overrides([*overrides_of(settings, keywords), *overrides])
+    given = parse_overrides(overrides_of(settings, keywords, overrides))
     chosen = settings_of(compose_config(given))
     check_reachable(given, str(chosen.engine["name"]))
     with terminable():
@@ -388,9 +389,9 @@ def resume(
     """
     from goldfinch.commands import running
 
-    given = [*overrides_of(settings, keywords), *overrides]
+    given = overrides_of(settings, keywords, overrides)
     with terminable():
-        return Run(running.resume(Path(folder), given, quiet=quiet, trust=trust))
+        return Run(running.resume(named_folder(folder), given, quiet=quiet, trust=trust))
 
 
 def load_run(folder: Path | str) -> Run:
@@ -503,9 +504,9 @@ def sweep(
     from goldfinch.commands import sweep as command
     from goldfinch.kept import split_overwrite
 
-    given = [*overrides_of(settings, keywords, sweep=True), *overrides]
-    chosen, overwrite = split_overwrite(given)
-    folder = Path(output or command.default_output("sweep", chosen))
+    check_jobs(jobs)
+    chosen, overwrite = split_overwrite(overrides_of(settings, keywords, overrides, sweep=True))
+    folder = command.default_output("sweep", chosen) if output is None else named_folder(output)
     with terminable():
         command.sweep(chosen, folder, jobs, overwrite=overwrite)
     return load_runs(folder)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -69,8 +70,19 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ({"output": Path("a b,c=d")}, None, ["output='a b,c=d'"]),
         ({"output": "null"}, None, ["output='null'"]),
         ({}, {"data.domains": ["a", "b c"]}, ["data.domains=[a,'b c']"]),
+        ({"seed": np.int64(2)}, {"data.domains": np.array(["a", "b"])}, ["seed=2", "data.domains=[a,b]"]),
+        ({}, {"protocol.counts": {"a": 1, "Ward B": 2}}, ["protocol.counts={a:1,Ward B:2}"]),
     ],
-    ids=["aliases", "none is left out", "bool and null", "path", "a text that looks like null", "list"],
+    ids=[
+        "aliases",
+        "none is left out",
+        "bool and null",
+        "path",
+        "a text that looks like null",
+        "list",
+        "NumPy",
+        "dict",
+    ],
 )
 def test_keywords_become_overrides(keywords: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:
     assert overrides_of(settings, keywords) == expected
@@ -79,6 +91,39 @@ def test_keywords_become_overrides(keywords: dict[str, Any], settings: dict[str,
 def test_a_list_of_a_sweep_is_several_values() -> None:
     given = overrides_of(None, {"method": ["fedavg", "fpl"], "seed": range(3)}, sweep=True)
     assert given == ["method=fedavg,fpl", "seed=0,1,2"]
+    for seeds in (np.arange(3), pd.Series(range(3))):
+        assert overrides_of(None, {"seed": seeds}, sweep=True) == ["seed=0,1,2"]
+
+
+UNTYPED: Any = gf
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "settings in place of a text": (
+        lambda: UNTYPED.run({"method": "fpl"}),
+        r"\{'method': 'fpl'\}: expected .* settings=",
+    ),
+    "a number in place of a text": (lambda: UNTYPED.resume(".", 3), "3: expected a text"),
+    "settings as a text": (lambda: UNTYPED.run(settings="rounds=1"), "settings='rounds=1': expected a dictionary"),
+    "settings as a list": (lambda: UNTYPED.run(settings=["rounds=1"]), "settings=.* expected a dictionary"),
+    "a set": (lambda: UNTYPED.run(settings={"data.domains": {"a"}}), r"\{'a'\}: expected .*, not a set"),
+    "no jobs": (lambda: UNTYPED.sweep("seed=0,1", jobs=0), "jobs=0: expected a whole number"),
+    "jobs as a text": (lambda: UNTYPED.compare("fpl", jobs="2"), "jobs='2': expected a whole number"),
+    "no output of a run": (lambda: UNTYPED.run(output=""), "output: must name a folder"),
+    "no output of a sweep": (lambda: UNTYPED.sweep("seed=0,1", output=""), "name is empty"),
+    "no output of a comparison": (lambda: UNTYPED.compare("fpl", output=""), "name is empty"),
+    "no folder to load": (lambda: UNTYPED.load_run(""), "name is empty"),
+    "no folder to resume": (lambda: UNTYPED.resume(""), "name is empty"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_wrong_argument_is_refused_with_what_was_expected(
+    call: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest() -> None:
@@ -130,7 +175,7 @@ def test_a_run_draws_its_accuracies_and_writes_its_report(fpl: gf.Run, tmp_path:
 def test_the_model_of_a_run_is_the_exported_one(folder: Path, fpl: gf.Run, tmp_path: Path) -> None:
     from goldfinch.commands.export import export
 
-    model = fpl.model()
+    model = fpl.model(chosen=2)
     export(folder / "fpl", tmp_path / "model")
     images = torch.rand(4, 3, model.image_size, model.image_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(images)["probabilities"], gf.load_model(tmp_path / "model")(images)["probabilities"])
