@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from common.errors import writing
+from common.errors import ConfigError, writing
 from common.storage import write_text
 from common.versions import package_versions
 from goldfinch.record import RunRecord, find_runs
@@ -35,8 +35,10 @@ def write_report(folders: Sequence[str], output: Path | None = None) -> Path:
         output: the page; ``None`` writes ``report.html`` into the first folder.
 
     Raises:
-        ConfigError: there is no run, or the file cannot be written.
+        ConfigError: there is no run, or the file cannot be written, or is of another kind.
     """
+    if output is not None and output.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--output {output}: a report is a page: name an .html file")
     tables = group_runs(find_runs(folders, finished=False), name=attrgetter("title"))
     path = output or Path(folders[0]) / "report.html"
     with writing(path, "another --output"):
