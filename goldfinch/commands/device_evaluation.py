@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.composition import compose_config, trust_overrides
-from common.errors import ConfigError
+from common.errors import ConfigError, GoldfinchError
 from common.exports.description import Description
 from common.exports.model import read_export
 from common.metrics import METRICS
@@ -53,7 +53,11 @@ def evaluate_on_devices(
             f"those of the model {', '.join(description.classes)}: choose data with the model's classes"
         )
     warn_of_reading(settings.data, description)
-    run(settings, quiet=quiet)
+    try:
+        run(settings, quiet=quiet)
+    except GoldfinchError as error:
+        error.args = (str(error).replace("another output=", "another --output"),)  # as it is written here
+        raise
     record = RunRecord(settings.output_folder)
     show_scores(record)
     return record

@@ -101,7 +101,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     if days is None:
         days = SERVER_DAYS
     if not 1 <= days <= 825:
-        raise ConfigError(f"days must be in [1, 825]; got {days}")
+        raise ConfigError(f"--days {days}: a server's certificate is good for 1 to 825 days")
     for name in nodes:
         if not NODE_NAME.fullmatch(name):
             raise ConfigError(f"--node {name!r} cannot be a file name; use letters, digits, dot, dash, underscore")

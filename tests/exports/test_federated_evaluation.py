@@ -57,13 +57,16 @@ def test_clients_find_what_one_machine_with_all_data_finds(
     assert found.rounds_done == 0
 
 
-def test_the_run_and_its_evaluation_have_the_same_scores(trained: RunRecord, exported: Path, tmp_path: Path) -> None:
+def test_the_run_and_its_evaluation_have_the_same_scores(
+    trained: RunRecord, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["data=support.toy.Toy", "train.device=cpu", "engine=inline"]
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run"), "--quiet"]) == 0
     again = RunRecord(tmp_path / "run")
     assert again.summary["accuracy"] == trained.summary["accuracy"]
     assert main(["table", str(tmp_path / "run")]) == 0
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1, "it holds a run"
+    assert "to replace it, or choose another --output" in capsys.readouterr().err
 
 
 MISTAKES = {
