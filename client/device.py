@@ -21,12 +21,11 @@ from client.trainer import LocalExchange, choose_device, memory_format
 from client.transfer import check_unchanged, copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
-from common.config import returned
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
-from common.data.protocols import ClientSpec, content_hash, split_hash, test_hash, test_subset
-from common.errors import ConfigError, DataError, PayloadError, some_of
+from common.data.protocols import ClientSpec, content_hash, scored_split, split_hash, test_hash, test_subset
+from common.errors import ConfigError, PayloadError, some_of
 from common.metrics import peak_bytes
 from common.models.mixed import Mixed
 from common.numerics import seeded_globals
@@ -160,10 +159,7 @@ class Device:
             raise PayloadError(f"client {self.spec.id} cannot score {domain}; it can score {known}")
         if domain not in self._test_splits:
             loaded = self.settings.data.load(domain, self.data_root, own=domain == self.spec.domain)
-            protocol = self.settings.protocol
-            split = returned(protocol.test_split(loaded), Split, protocol.test_split)
-            if not len(split):
-                raise DataError(f"domain {domain} has no test images; put some into its test split")
+            split = scored_split(self.settings.protocol, loaded)
             self.privacy.note_test(loaded, split)
             chosen = test_subset(split, self.settings.rounds.test_samples, domain)
             self._test_splits[domain] = chosen.to(self.torch_device)

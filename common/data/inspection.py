@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from common.config import returned
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
-from common.data.protocols import ClientSpec, Protocol
+from common.data.protocols import ClientSpec, Protocol, scored_split
 from common.data.value_ranges import sliver_of
 from common.errors import DataError, nearest, some_of
 from common.privacy import GaussianPrivacy, NoPrivacy
@@ -348,7 +347,7 @@ def _parts(source: DataSource, domain: Domain, protocol: Protocol | None, seed: 
         if domain.name not in protocol.test_domains(source):
             on_test = "unused"
         else:
-            scored = returned(protocol.test_split(domain), Split, protocol.test_split)
+            scored = scored_split(protocol, domain)
         if scored is domain.whole and not clients:
             uses = ["scored"] * len(uses)
         elif scored is not domain.test:

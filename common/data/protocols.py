@@ -12,12 +12,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Count, Names, Natural, Seed, Share, check, checked
+from common.config import Count, Names, Natural, Seed, Share, check, checked, returned
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.own_images import none_held_out, whole_groups
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import GLOBAL_GENERATORS, generator, numpy_generator, seeded_globals
+from common.text import quantity
 
 T = TypeVar("T")
 
@@ -160,6 +161,22 @@ class Protocol(ABC):
             return torch.randperm(len(domain.train), generator=generator(self._seed(seed), "partition", domain.name))
 
         return _once(domain, f"order {self._seed(seed)}", draw)
+
+
+def scored_split(protocol: Protocol, domain: Domain) -> Split:
+    """Return the images of a domain that are scored, by a protocol that may be the user's own.
+
+    Raises:
+        ConfigError: its ``test_split`` did not return a split.
+        DataError: it returned no image.
+    """
+    split = returned(protocol.test_split(domain), Split, protocol.test_split)
+    if not len(split):
+        raise DataError(
+            f"{protocol.test_split.__qualname__} returned no image of {domain.name}, which has "
+            f"{quantity(len(domain.test), 'test image')}; return some, or leave the domain out of test_domains"
+        )
+    return split
 
 
 @checked

@@ -182,6 +182,11 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
         "    def test_domains(self, data):\n        return ()\n\n    def split",
         "ByLabel.test_domains is empty",
     ),
+    "no test image": (
+        "    def split",
+        "    def test_split(self, domain):\n        return domain.test.subset(domain.test.labels[:0])\n\n    def split",
+        "ByLabel.test_split returned no image of sketch, which has",
+    ),
     "no split to score": (
         "    def split",
         "    def test_split(self, domain):\n        return domain.test.images, domain.test.labels\n\n    def split",
