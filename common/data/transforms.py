@@ -91,7 +91,7 @@ class Transform:
             generator: a CPU generator.
 
         Raises:
-            ConfigError: the transform returned something else than an image of the same size and type.
+            ConfigError: the transform fails, or returned something else than an image of the same size and type.
         """
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
         changed: list[Tensor] = []
@@ -101,14 +101,20 @@ class Transform:
         return torch.stack(changed)
 
     def _changed(self, image: Tensor) -> Tensor:
-        changed = self.module(image)
+        shown = f"{TRANSFORM}={self.name}"
+        try:
+            changed = self.module(image)
+        except Exception as error:  # a class of the user's may raise anything
+            raise ConfigError(
+                f"{shown} fails on an image, uint8 {list(image.shape)}: {type(error).__name__}: {error}"
+            ) from error
         if isinstance(changed, Tensor) and changed.dtype == torch.uint8 and changed.shape == image.shape:
             return changed
         returned = type(changed).__name__
         if isinstance(changed, Tensor):
             returned = f"{str(changed.dtype).removeprefix('torch.')} {list(changed.shape)}"
         raise ConfigError(
-            f"{TRANSFORM}={self.name} must return an image as it takes it, uint8 {list(image.shape)}; it returned "
+            f"{shown} must return an image as it takes it, uint8 {list(image.shape)}; it returned "
             f"{returned}; leave out conversions and normalisation, which follow (data.augmentation.mean and std)"
         )
 
@@ -120,15 +126,7 @@ class Transform:
         """
         draws = torch.Generator().manual_seed(0)
         images = torch.randint(256, (1, 3, image_size, image_size), generator=draws, dtype=torch.uint8)
-        try:
-            self(images, draws)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{TRANSFORM}={self.name} fails on an image, uint8 {list(images.shape[1:])}: {type(error).__name__}: "
-                f"{error}"
-            ) from error
+        self(images, draws)
 
 
 def _is_module(named: object) -> bool:

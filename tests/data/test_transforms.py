@@ -48,6 +48,13 @@ smaller = v2.Resize(8)
 number = 3
 
 
+class Bright(nn.Module):
+    def forward(self, image):
+        if image.float().mean() > 200:
+            raise RuntimeError("too bright")
+        return image
+
+
 def halved(image):
     return image // 2
 """
@@ -168,6 +175,14 @@ def test_a_mistake_is_named_before_the_run(case: str, mine: str) -> None:
     name, more, reason = MISTAKES[case]
     with pytest.raises(ConfigError, match=reason):
         load_settings([f"{NAME}={name}", *more])
+
+
+def test_an_image_that_it_fails_on_in_a_run_is_answered_with_its_name(mine: str) -> None:
+    bright = load_settings([f"{NAME}=mine.Bright"]).data.augmentation.transform
+    with pytest.raises(
+        ConfigError, match=r"mine\.Bright fails on an image, uint8 \[3, 4, 4\]: RuntimeError: too bright"
+    ):
+        bright(torch.full((2, 3, 4, 4), 250, dtype=torch.uint8), generator(0))
 
 
 def test_one_that_only_a_folder_names_is_not_imported(mine: str) -> None:
