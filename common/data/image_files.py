@@ -162,7 +162,7 @@ def without_duplicates(
     Only files of equal length are read, each once. Images that are equal only after decoding, or nearly equal, stay.
 
     Raises:
-        DataError: a file cannot be read, or lies outside ``base``.
+        DataError: a file cannot be read, or lies outside ``base``; or no file of ``test`` is left.
     """
     check_within([path for path, _ in (*train, *test)], base)
     by_length: dict[int, list[Path]] = {}
@@ -179,6 +179,11 @@ def without_duplicates(
                 kept.append((path, label))
     except OSError as error:
         raise DataError(f"an image cannot be read ({error}); restore it or unlist it") from error
+    if test and not kept:
+        raise DataError(
+            f"all {len(test)} test images of {base} have the bytes of a training image of it, and data.duplicates=drop "
+            "leaves them out: add other test images, or set data.duplicates=warn to score these"
+        )
     return kept
 
 

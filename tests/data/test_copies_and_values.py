@@ -106,6 +106,8 @@ def test_files_of_equal_length_are_read_once_to_find_copies(tmp_path: Path, monk
     train, test = [(path, 0) for path in files[:10]], [(path, 0) for path in files[10:]]
     assert without_duplicates(test, train, tmp_path) == [item for item in test if item[0] != files[15]]
     assert sorted(opened) == sorted(files)
+    with pytest.raises(DataError, match=r"all 2 test images of .* a training image.*set data\.duplicates=warn"):
+        without_duplicates([(files[15], 0)] * 2, train, tmp_path)
 
 
 def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
