@@ -136,7 +136,7 @@ class ImageFolders(DataSource):
                 return f"The domains are deeper: give {written_override('data.root', str(place))}"
         advice = read_as_folders(root, self.image_size, self._all_names())
         if not advice:
-            advice = near_folder(domain, root)
+            advice = near_folder(domain, [folder for folder in directories(root) if self._holds_classes(folder)])
         return f"{advice}. {self.layout()}".removeprefix(". ")
 
     def _check_classes(self, directory: Path) -> None:
@@ -156,7 +156,7 @@ class ImageFolders(DataSource):
             if not split_of(folder.name) and self._holds_classes(folder):
                 return moved_up(folder, directory)
         advice = read_as_folders(directory.parent, self.image_size, self._all_names())
-        return advice or near_folder(missing, directory) or "Put that class's images there"
+        return advice or near_folder(missing, directories(directory)) or "Put that class's images there"
 
     def own_directory(self, domain: str) -> Path:
         """Return the domain's directory on a device, where the root may be the domain's own.

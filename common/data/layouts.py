@@ -196,9 +196,9 @@ def found_in(place: Path) -> str:
     return f"found in {place}: {some_of(names, MAX_FOUND)}"
 
 
-def near_folder(name: str, parent: Path) -> str:
-    """Return what to do if a folder in ``parent`` is called much like ``name``; empty if none is."""
-    names = [path.name for path in directories(parent)]
+def near_folder(name: str, folders: Sequence[Path]) -> str:
+    """Return what to do if one of ``folders`` is called much like ``name``; empty if none is."""
+    names = [path.name for path in folders]
     close = difflib.get_close_matches(name.casefold(), [each.casefold() for each in names], n=1, cutoff=0.5)
     for each in names:
         if close and each.casefold() == close[0]:

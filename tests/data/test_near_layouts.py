@@ -70,6 +70,12 @@ def test_the_folders_of_another_data_set_are_not_offered(tmp_path: Path) -> None
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
         write_classes(tmp_path / "PACS" / domain, {"dog": 2, "person": 2})
     assert "goldfinch" not in message_of(VLCS(root=str(tmp_path)), "caltech101")
+    for domain in ("amazon", "caltech", "dslr", "webcam"):
+        write_classes(tmp_path / "office_caltech_10" / domain, OFFICE)
+    assert "rename" not in message_of(VLCS(root=str(tmp_path)), "caltech101")
+    write_classes(tmp_path / "Caltech-101-images", {"dog": 2, "person": 2})
+    message = message_of(VLCS(root=str(tmp_path)), "caltech101")
+    assert "if Caltech-101-images/ is meant, rename it to caltech101" in message
 
 
 def test_folders_with_different_classes_are_not_offered(tmp_path: Path) -> None:
