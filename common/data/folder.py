@@ -73,12 +73,12 @@ class Folder(OwnImages):
             check(not name.startswith("."), f"classes: {name!r} is a hidden folder, which is not read; rename it")
         if not self.domains:
             if self.root is None or not Path(self.root).expanduser().is_dir():
-                state = "does not exist"
+                state = f"={self.root} is no directory"
                 if self.root is None:
-                    state = "is not set"
+                    state = f" is not set ({DATA_VARIABLE} alone names no domains)"
                 raise ValueError(
                     "name the domains (data.domains=[a,b]), or set data.root to a directory that holds one directory "
-                    f"per domain; data.root={self.root} {state}"
+                    f"per domain; data.root{state}"
                 )
             object.__setattr__(self, "domains", self._found_domains(Path(self.root).expanduser().absolute()))
         super().__post_init__()

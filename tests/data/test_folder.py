@@ -102,8 +102,12 @@ def test_without_any_directory_the_message_names_the_setting(monkeypatch: pytest
     monkeypatch.delenv("GOLDFINCH_DATA", raising=False)
     with pytest.raises(ValueError, match=r"data\.domains=\[a,b\]"):
         Folder()
-    with pytest.raises(ValueError, match="does not exist"):
-        folder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"data\.root is not set \(GOLDFINCH_DATA alone names no domains\)"):
+        Folder()
+    (tmp_path / "list.txt").touch()
+    for name in ("nowhere", "list.txt"):
+        with pytest.raises(ValueError, match=f"data.root={tmp_path / name} is no directory"):
+            folder(tmp_path / name)
     source = Folder(domains=("ward",))
     with pytest.raises(DataError, match="node's data-dir"):
         source.load("ward")
