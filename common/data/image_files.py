@@ -418,8 +418,10 @@ def _what_it_is(source: Path | BinaryIO) -> str:
     if not isinstance(source, Path):
         return "cannot identify image file"
     kind = kind_of_file(source)
-    if kind == "a HEIF image":
+    if kind == "a HEIF image" and not reads_heif():
         kind += f": {install_command('heif')} reads it"
+    elif kind in {*BY_CONTENT, "a HEIF image"}:
+        kind += " that is damaged or cut off"
     if kind:
         return f"it is {kind}"
     try:

@@ -77,6 +77,15 @@ def test_black_is_black_whichever_end_is_white(depth: str, photometric: int, tmp
     assert (image[4:] == 0).all()
 
 
+@pytest.mark.parametrize(("kind", "length"), [("PNG", 10), ("JPEG", 4), ("GIF", 6), ("WEBP", 14)])
+def test_the_beginning_of_an_image_is_said_to_be_cut_off(kind: str, length: int, tmp_path: Path) -> None:
+    place = tmp_path / "image"
+    picture("L").save(place, format=kind)
+    place.write_bytes(place.read_bytes()[:length])
+    with pytest.raises(DataError, match=rf"cannot be decoded \(it is a {kind} image that is damaged or cut off\)"):
+        decode_image(place, SIZE, "a")
+
+
 def test_a_negative_whose_values_are_made_finite_stays_one(tmp_path: Path) -> None:
     values = np.zeros((SIZE, SIZE), dtype="<f4")
     values[:4], values[5, 5] = 255, np.nan
