@@ -173,7 +173,7 @@ def test_a_table_without_a_column_of_another_is_shown_without_it() -> None:
     ("words", "message"),
     [
         (["--format", "xls"], "--format xls: choices: csv, json, latex"),
-        (["--output", "no_such_place/t.xls"], "--format xls: choices: csv, json, latex"),
+        (["--output", "no_such_place/t.xls"], "t.xls: its format xls: choices: csv, json, latex"),
         (["--columns", "avarage"], "did you mean 'average'"),
         (["--columns", "worst,worst"], "worst is there twice"),
         (["--columns", "worst", "--format", "csv"], "csv holds all columns"),
