@@ -94,7 +94,7 @@ compose-demo: ## the same in containers (needs Docker): a node is killed on the 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
 
-test: lint test-fast ## style, types, and the quick tests: 11 minutes on two cores
+test: lint test-fast ## style, types, and the quick tests: 7-11 minutes on two cores
 
 PYTEST := $(BIN)/python -m pytest
 # a worker more than there are cores: tests of real processes wait more than they compute. Shared things are made once a file.
