@@ -260,7 +260,7 @@ def _table(
     """
     from goldfinch.results.table import FORMATS, show_classes, show_table
 
-    suffix = "" if output is None else output.suffix.removeprefix(".").replace("tex", "latex")
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".").replace("tex", "latex")
     chosen = _known(form or suffix or "rich", FORMATS, "--format" if form else f"--output {output}: its format")
     if classes:
         if metric != "accuracy":

@@ -10,8 +10,10 @@ def named_folder(name: Path | str) -> Path:
     """Return the folder that a caller of the Python interface names.
 
     Raises:
-        ConfigError: the name is empty, which would be the present folder.
+        ConfigError: it is no path, or empty, which would be the present folder.
     """
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"{name!r} is not the path of a folder: give one; a run's is run.folder")
     if name == "":
         raise ConfigError("a folder's name is empty, which would be the present folder: name one; . is the present one")
     return Path(name)

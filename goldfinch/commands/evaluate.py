@@ -161,7 +161,7 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     Raises:
         ConfigError: see :func:`domains_of`; or the file cannot be written, or is of another kind.
     """
-    if output is not None and output.suffix != ".json":
+    if output is not None and output.suffix.lower() != ".json":
         raise ConfigError(f"--output {output}: scores are written as JSON: name a .json file")
     model = load_model(folder)
     classes, domains = domains_of(overrides, model.description)

@@ -38,8 +38,8 @@ class SilenceLimit:
 
     def _end(self) -> None:
         print(
-            f"error: the SuperLink has not answered for {self.seconds:.0f} s; the last complete round is kept: start "
-            "the SuperLink again, and resume=true goes on",
+            f"error: the SuperLink has not answered for {self.seconds:.0f} s; complete rounds are kept: start the "
+            "SuperLink again, and resume=true goes on",
             file=sys.stderr,
             flush=True,
         )

@@ -146,7 +146,7 @@ class Actors:
                 if not self._all:
                     raise EngineError(
                         "all actors in the Ray cluster have died, or the machines that they ran on: ray status shows "
-                        "what is left of it. The last complete round is kept: resume=true goes on"
+                        "what is left of it. Complete rounds are kept: resume=true goes on"
                     )
                 if node and node not in self.nodes():
                     raise self._lost(node)

@@ -91,7 +91,7 @@ UNKNOWN_RUN = "Run ID not found"
 """What Flower's command line prints of a run that the SuperLink does not know."""
 
 NO_REASON = ("", "N/A", "Task failed with unknown error.", "No heartbeat received from the task")
-KEPT = "the last complete round is kept: resume=true goes on"
+KEPT = "complete rounds are kept: resume=true goes on"
 LOST = f"its server process ended without a message: killed, or out of memory, or its SuperLink was restarted; {KEPT}"
 
 
@@ -463,7 +463,7 @@ class SubmittedRun:
                 if UNKNOWN_RUN in problem:
                     raise EngineError(
                         f"the SuperLink no longer knows run {self.identity}: it was restarted and has lost its store, "
-                        "and the run ended with it; the last complete round is kept: resume=true goes on"
+                        f"and the run ended with it; {KEPT}"
                     ) from error
             else:
                 status = str(entry["status"])

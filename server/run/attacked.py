@@ -8,7 +8,7 @@ from typing import Any
 
 from common.settings import RunSettings
 from common.wire.messages import Registration, Request
-from common.wire.payload import Payload
+from common.wire.payload import Payload, encode
 from server.run.engine import Admit, Engine, Failure, Keep, as_it_is, without_the_late
 from strategies.core.attacks import Attack, Seen
 from strategies.core.federation import Closing, Reply
@@ -29,13 +29,19 @@ class AttackedEngine:
         self._clients = sorted(spec.id for spec in settings.clients)
         self._claims: dict[str, dict[str, Any]] = {}
         """The samples that hostile clients registered, which their answers must repeat."""
+        self.harmless: set[str] = set()
+        """Hostile clients that have sent updates, every one of them as honest clients do."""
+        self._harmful: set[str] = set()
 
     def register(self, expected: Sequence[str], admit: Admit, seconds: float) -> list[Failure]:
         """Register the clients, hostile ones with the registration that the attack makes of theirs."""
 
         def admit_changed(registration: Registration) -> str | None:
             if registration.client in self.attack.clients:
-                registration = self.attack.registered(registration)
+                honest = registration
+                registration = self.attack.registered(honest)
+                if registration != honest or type(self.attack).data is not Attack.data:
+                    self._harmful.add(registration.client)
                 self._claims[registration.client] = {
                     "samples": registration.samples,
                     "class_counts": registration.class_counts,
@@ -70,6 +76,7 @@ class AttackedEngine:
             if reply.client in self.attack.clients and request.train:
                 seen = Seen(message, request, honest, self._clients, self.settings.seed)
                 payload = self.attack.sent(reply.payload, seen)
+                self._note(reply, payload)
                 if payload is None:
                     failures = [*failures, Failure(reply.client, "lost", "its update is lost")]
                     continue
@@ -78,6 +85,16 @@ class AttackedEngine:
         if closing is None:
             return sent, failures
         return without_the_late(sent, failures, closing)
+
+    def _note(self, reply: Reply, sent: Payload | None) -> None:
+        """Note whether a hostile client sends anything but its honest update."""
+        if reply.client in self._harmful:
+            return
+        if sent is not None and encode(sent) == encode(reply.payload):
+            self.harmless.add(reply.client)
+        else:
+            self._harmful.add(reply.client)
+            self.harmless.discard(reply.client)
 
     def close(self) -> None:
         """Close the simulated engine."""

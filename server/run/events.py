@@ -48,6 +48,9 @@ LINES = {
     "registration refused": "{client} was not admitted: {reason}",
     "privacy warning": "privacy: {reason}",
     "privacy spent": "privacy: {reason}",
+    "harmless attack": (
+        "the attack changed nothing that {clients} sent: this method or network has not the parts that it changes"
+    ),
     "tracker failed": "{tracker} is left out from here on: {reason}",
     "stopped": "stopped after round {round}; resume=true goes on",
     "stopped early": (

@@ -222,6 +222,8 @@ class RoundLoop:
         total = self.settings.train.rounds if self.method.trains else 0
         if self.stopped_early:
             total = self.state.round
+        if isinstance(self.engine, AttackedEngine) and self.engine.harmless:
+            self.history.event("harmless attack", round=self.state.round, clients=sorted(self.engine.harmless))
         if self.trained and not self.method.scores_new_state:
             self.federation.begin(total + 1, self.method.exchanges[0])
             participants = self.registry.sample(total)

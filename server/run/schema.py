@@ -170,7 +170,7 @@ MAX_RECORD = 4 * 2**30
 FOLLOW_SCORES = ("score", "validation", "score missing", "metric failed", "collapsed", "finish")
 """Events that follow from the scores of their round."""
 
-FOLLOW_LAST_SCORE = ("at chance", "privacy spent")
+FOLLOW_LAST_SCORE = ("at chance", "privacy spent", "harmless attack")
 """Events of a run's end, which a resumed run has again."""
 
 SHAPES: dict[str, TypeAdapter[Any]] = {
@@ -202,6 +202,7 @@ NEEDED = {
     "score missing": ("round", "domain", "status"),
     "collapsed": ("round", "domain", "label", "share", "loss"),
     "at chance": ("round", "average", "chance", "images", "steps", "remedies"),
+    "harmless attack": ("round", "clients"),
     "round done": ("round", "seconds"),
     "round skipped": ("round", "answered", "needed"),
     "stopped": ("round",),

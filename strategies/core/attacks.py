@@ -123,7 +123,7 @@ class Framing(Attack):
 
 @checked
 class Noise(Attack):
-    """A random step from a client that registers nine million samples.
+    """A random step, which the seed draws, from a client that registers nine million samples.
 
     Args:
         strength: the deviation of the noise in each tensor, as a multiple of that of the honest step.
@@ -138,7 +138,7 @@ class Noise(Attack):
 
     def sent(self, payload: Payload, seen: Seen) -> Payload | None:
         """Take a random step, in each tensor with the standard deviation of the honest step times ``strength``."""
-        draws = generator(0, "noise", seen.request.client, seen.request.round)
+        draws = generator(seen.seed, "noise", seen.request.client, seen.request.round)
         steps: dict[str, Tensor] = {}
         for name, step in steps_of(payload, seen.message).items():
             deviation = step.std() if step.numel() > 1 else step.abs().sum()

@@ -23,6 +23,7 @@ from goldfinch.results.frames import json_table, score_sheet
 from goldfinch.results.groups import group_runs
 from goldfinch.results.report.results import title
 from server.engines.inline import InlineEngine
+from server.run.events import describe
 from server.run.rounds import RoundLoop
 from strategies.core import attacks
 from strategies.core.attacks import Attack, Seen
@@ -169,6 +170,34 @@ def test_neither_the_wire_nor_the_order_of_arrival_changes_an_attack(attack: str
     settings = attacked_settings(attack, "fpl", tmp_path / "other", engine={"wire": True}, **more)
     other = run(settings, TouchedEngine(settings, arrival=lambda replies: list(reversed(replies))))
     assert other.sha256 == whole.sha256
+
+
+def test_an_attack_that_changes_nothing_says_so(plain: Run, tmp_path: Path) -> None:
+    """FedAvg sends no prototypes, so none are dealt to other classes; FPL sends some."""
+    without = attacked("prototype_roll", tmp_path / "without", train={"rounds": 1})
+    assert without.sha256 == run(toy_settings("fedavg", tmp_path / "plain", train={"rounds": 1})).sha256
+    told = [entry for name, entry in without.events if name == "harmless attack"]
+    assert [entry["clients"] for entry in told] == [["dark-0"]]
+    assert describe("harmless attack", told[0], 1).startswith("the attack changed nothing that dark-0 sent: ")
+    assert "harmless attack" in [event["event"] for event in RunRecord(without.folder).events]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_that_changes_something_is_called_harmless(attack: str, tmp_path: Path) -> None:
+    done = attacked(attack, tmp_path, method="fpl", train={"rounds": 2})
+    assert "harmless attack" not in [name for name, _ in done.events]
+
+
+def test_another_seed_draws_other_noise() -> None:
+    noise = attacks.Noise(("c-0",))
+    wide = replace(payload(0.0), weights={"w": torch.arange(4.0)})
+    found = []
+    for seed in (0, 0, 1):
+        changed = noise.sent(wide, replace(seen(), message=replace(wide, weights={"w": torch.zeros(4)}), seed=seed))
+        assert changed is not None
+        found.append(changed.weights["w"].tolist())
+    assert found[0] == found[1]
+    assert found[0] != found[2]
 
 
 def test_who_is_not_hostile_sends_what_it_would_send(flipped: Run, plain: Run) -> None:

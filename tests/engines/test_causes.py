@@ -121,7 +121,7 @@ def test_the_entry_of_the_run_is_found_behind_notices() -> None:
 def test_a_run_that_was_stopped_or_killed_says_so(details: str, tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     stopped = how_it_ended("finished:stopped", details, log)
-    assert stopped == "the run was stopped, as flwr stop does; the last complete round is kept: resume=true goes on"
+    assert stopped == "the run was stopped, as flwr stop does; complete rounds are kept: resume=true goes on"
     assert LOST in how_it_ended("finished:failed", details, log)
 
 

@@ -112,6 +112,8 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no output of a sweep": (lambda: UNTYPED.sweep("seed=0,1", output=""), "name is empty"),
     "no output of a comparison": (lambda: UNTYPED.compare("fpl", output=""), "name is empty"),
     "no folder to load": (lambda: UNTYPED.load_run(""), "name is empty"),
+    "nothing to load": (lambda: UNTYPED.load_run(None), "None is not the path of a folder: give one"),
+    "a number to resume": (lambda: UNTYPED.resume(3), "3 is not the path of a folder: give one"),
     "no folder to resume": (lambda: UNTYPED.resume(""), "name is empty"),
 }
 

@@ -188,6 +188,14 @@ def test_a_wrong_choice_of_format_or_columns_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_suffix_in_capitals_is_the_same_format(folder: Path, tmp_path: Path) -> None:
+    assert main(["table", str(folder), "--output", str(tmp_path / "T.CSV")]) == 0
+    assert main(["table", str(folder), "--output", str(tmp_path / "t.csv")]) == 0
+    assert (tmp_path / "T.CSV").read_text() == (tmp_path / "t.csv").read_text()
+    assert main(["report", str(folder), "--output", str(tmp_path / "R.HTML")]) == 0
+    assert (tmp_path / "R.HTML").read_text().startswith("<!doctype html>")
+
+
 def test_the_terminal_shows_chosen_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", str(folder), "--columns", "worst", "--columns", "average"]) == 0
     head = next(line for line in capsys.readouterr().out.splitlines() if "method" in line)
