@@ -115,7 +115,8 @@ class DevicePrivacy:
         """Return an exchange to score the received model in.
 
         The score of a private device cannot depend on training images: the method's functions get neither these images
-        nor the tensors that the client kept from training. A method that declares that it needs them is refused.
+        nor the tensors that the client kept from training. A method that declares that it needs them is refused, and a
+        message without the whole model: what it lacks would come from a file of the device that the settings name.
 
         Args:
             install: makes an exchange of a client's own state.
@@ -124,11 +125,14 @@ class DevicePrivacy:
 
         Raises:
             PrivacyError, ConfigError: as in :meth:`check_request`.
+            PayloadError: the server left out a part of the model that is to be scored.
         """
         if not self.counts:
             return install(kept)
         local = install({})
         self.check_request(local.model, local.client.client_count, request)
+        if request.score:
+            check_received(self.method, local.model, local.weights)
         return local.without_training_images()
 
     def protected(

@@ -176,9 +176,9 @@ def _check_features(unit: str, method: Method, model: nn.Module) -> None:
 
 
 def check_received(method: Method, model: nn.Module, weights: Collection[str]) -> None:
-    """Check that a private device received all that its method shares, before it trains.
+    """Check that a private device received all that its method shares, before it scores or trains.
 
-    What was not received would be the device's own, left from earlier training.
+    What was not received would be the device's own: left from earlier training, or read from a file of the device.
 
     Args:
         method: the method.
@@ -191,8 +191,8 @@ def check_received(method: Method, model: nn.Module, weights: Collection[str]) -
     missing = method.shared_names(model) - set(weights)
     if missing:
         raise PayloadError(
-            f"the server asks for an update under privacy and sent {len(missing)} tensors of the model too few, such "
-            f"as {min(missing)}; nothing was sent"
+            f"the server asks for a score or an update of a private device and sent {len(missing)} tensors of the model "
+            f"too few, such as {min(missing)}; nothing was sent"
         )
 
 

@@ -311,6 +311,21 @@ def test_a_device_that_scores_nothing_scores_no_validation_samples(tmp_path: Pat
     assert decode(lying.tensors[0]).header["validation"]["count"] == 0, "without the setting there are no such samples"
 
 
+def test_no_model_is_scored_that_a_file_of_the_device_holds(tmp_path: Path) -> None:
+    """The attack: the initial weights are the model that MOON keeps, trained and without noise, and no other is sent."""
+    network = ("model=torchvision", "model.name=shufflenet_v2_x0_5", "data.image_size=32")
+    folder, state = write_folder(tmp_path / "clinic"), tmp_path / "state"
+    attacker = Attacker(folder, state, domain="clinic", privacy_max_epsilon=EPSILON)
+    assert attacker.ask(*NOISED, *network, "method=moon", train=True).ok
+    (kept,) = state.rglob("*.safetensors")
+    words = (*NOISED, *network, f"model.weights={kept}")
+    empty = Payload({})
+    reply = attacker.ask(*words, score=["clinic"], message=empty)
+    assert (reply.ok, reply.text) == (False, REASONS[PayloadError])
+    assert attacker.ask(*words, message=empty).ok, "nothing is asked of the model"
+    assert attacker.ask(*words, score=["clinic"]).ok, "the server sent what is scored"
+
+
 @pytest.mark.parametrize("method", ["fedbn", "per_fedavg method.adapt_steps=1"])
 def test_a_budget_of_updates_is_not_walked_around_by_scores(method: str, tmp_path: Path) -> None:
     """The scores of a personal or adapted model are exact functions of training images, and nothing counts them."""

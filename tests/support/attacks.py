@@ -74,8 +74,12 @@ class Attacker:
         score: Sequence[str] = (),
         validate: bool = False,
         client: str = "clinic-0",
+        message: Payload | None = None,
     ) -> TrainerReply:
-        """The device's reply to a request to train, or to score, the initial model of a run with these settings."""
+        """The device's reply to a request to train, or to score, the initial model of a run with these settings.
+
+        With a message it is asked for that in place of the initial model.
+        """
         words = chosen(*overrides)
         settings = load_settings(words)
         clients = len(settings.protocol.clients(settings.data))
@@ -93,7 +97,7 @@ class Attacker:
             validate=validate,
             code=settings.code,
         )
-        blob = encode(Payload(initial_weights(settings, clients)))
+        blob = encode(message or Payload(initial_weights(settings, clients)))
         content = {"request": request_text(request), "tensor_type": TENSOR_TYPE, "tensors": [blob]}
         return answer_question(self._question("answer", words, **content))
 
