@@ -338,8 +338,11 @@ class GaussianDevicePrivacy(DevicePrivacy):
     def registered_hashes(
         self, spec: ClientSpec, split: str, content: str, counts: Sequence[int], validation: int
     ) -> tuple[str, str]:
-        """Return hashes with which a guess of images or labels cannot be checked: one uses the device's secret."""
-        keyed = self._required_ledger.keyed_hash("content", spec.id, split, content)
+        """Return hashes with which a guess of images or labels cannot be checked: one uses the device's secret.
+
+        Images that were read by other settings have another hash: if two were equal, they would tell of an image.
+        """
+        keyed = self._required_ledger.keyed_hash("content", self.settings.identity, spec.id, split, content)
         return public_split_hash(self.settings.data.name, spec, list(counts), validation), keyed
 
     def measurements(

@@ -395,6 +395,18 @@ def test_images_without_files_have_one_division_for_good(tmp_path: Path) -> None
         border.check(SCORED, scored_images(Toy(missing_class=False), domain, whole=False))
 
 
+# ---- the hash of a registration --------------------------------------------------------------------------------------
+
+
+def test_no_hash_tells_whether_an_image_is_square(tmp_path: Path) -> None:
+    """The attack: cropped and squashed, images have one hash only if all are square; no registration spends budget."""
+    attacker = private_attacker(write_folder(tmp_path / "clinic"))
+    hashes: list[str] = []
+    for resize in ("squash", "crop", "squash"):
+        hashes.append(read_registrations(attacker.register(*NOISED, f"data.resize={resize}").text)[0].content)
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
