@@ -28,6 +28,9 @@ PINS = (KIND, METHODS, EPOCHS, MECHANISM, UNIT, PUBLIC)
 OF_DATA = "data-"
 """How the terms begin that are settings of the data set, and the root."""
 
+_ANEW = (OF_DATA + "range", OF_DATA + "page")
+"""Terms of how a file is read. Each run decides them, but for a private device: a refusal would tell of its pixels."""
+
 UNITS = ("none", "sample", "group", "client")
 """Values of the term of the unit, in ascending order of what one change of the data may be."""
 
@@ -114,7 +117,7 @@ class Contract:
 
     def to_keep(self, asked: Terms) -> dict[str, str]:
         """Return the terms of a served request that are new, and that later requests must not change."""
-        return {term: asked[term] for term in _free(asked, self.pinned) if term not in self.kept}
+        return {term: asked[term] for term in _free(asked, self.pinned) if term not in {*self.kept, *_ANEW}}
 
     def described(self, new: Terms) -> str:
         """Return the contract as text for the owner.

@@ -41,7 +41,7 @@ class OwnImages(DataSource):
     """
 
     own_images = True
-    not_read_as = DataSource.not_read_as | {"train_fraction", "duplicates", "broken", "range", "page", "resize"}
+    not_read_as = DataSource.not_read_as | {"train_fraction", "duplicates", "broken", "resize"}
 
     domains: Names = ()
     classes: Names = ()

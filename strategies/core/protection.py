@@ -191,8 +191,8 @@ def check_received(method: Method, model: nn.Module, weights: Collection[str]) -
     missing = method.shared_names(model) - set(weights)
     if missing:
         raise PayloadError(
-            f"the server asks for a score or an update of a private device and sent {len(missing)} tensors of the model "
-            f"too few, such as {min(missing)}; nothing was sent"
+            f"the server asks for a score or an update of a private device and sent {len(missing)} tensors of the "
+            f"model too few, such as {min(missing)}; nothing was sent"
         )
 
 

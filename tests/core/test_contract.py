@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.attacks import EPSILON, NOISED, Attacker, write_noise
+from support.attacks import EPSILON, NOISED, Attacker, write_folder, write_noise
 from support.toy import Toy, method_at_defaults, toy_settings
 
 import client.node
@@ -34,6 +34,7 @@ NOT_ALLOWED = REASONS[ContractError]
 
 COVERED = {
     "data-*": ("data.path", "data.image", "data.label", "data.domain", "data.split", "data.group", "data.classes"),
+    "data-range and data-page, under privacy": ("data.range", "data.page"),
     "data-dir": ("data.root",),
     "domain": ("data.domains",),
     "max-epochs": ("train.epochs", "method.head_epochs", "method.adversarial_epochs"),
@@ -59,7 +60,7 @@ HARMLESS = {
         *(f"protocol.{key}" for key in ("partition_seed", "score", "skew")),
     ),
     "how an image looks, and neither which nor what it is": (
-        *("data.image_size", "data.page", "data.range", "data.resize", "method.public.source.image_size"),
+        *("data.image_size", "data.resize", "method.public.source.image_size"),
         *(f"data.augmentation.{key}" for key in ("crop_padding", "erasing", "flip", "mean", "normalisation", "std")),
         *("data.augmentation.rotation", "data.augmentation.transform"),
     ),
@@ -281,6 +282,21 @@ def test_no_server_chooses_what_a_folder_of_a_private_device_is(tmp_path: Path) 
     asked = ["data.path=any/class", "data.classes=[p0,p1,p2]", *NOISED]
     assert attacker.register(*asked).text == NOT_ALLOWED
     assert device(folder).register("data.path=any/class", "data.classes=[p0,p1,p2]").ok
+
+
+def test_no_server_chooses_the_range_of_private_images(tmp_path: Path) -> None:
+    """The attack: eight registrations told the brightest value of all images, as black ones alone are refused."""
+    folder = write_folder(tmp_path / "clinic")
+    private = Attacker(folder, tmp_path / "private", domain="clinic", privacy_max_epsilon=EPSILON)
+    for words in (["data.range=[255,256]"], ["data.range=[0,9]"], ["data.page=2"]):
+        reply = private.register(*NOISED, *words)
+        assert (reply.ok, reply.text) == (False, NOT_ALLOWED)
+    assert private.register(*NOISED).ok
+    private.configuration["data-range"] = "0.0,200.0"
+    assert private.register(*NOISED, "data.range=[0,200]").ok
+    plain = Attacker(folder, tmp_path / "plain", domain="clinic")
+    for words in ([], ["data.range=[0,200]"], []):
+        assert plain.register(*words).ok, "without privacy each run decides"
 
 
 def test_a_data_set_of_somebody_else_is_the_owner_s_choice(clinic: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_device_that_scores_nothing_scores_no_validation_samples(tmp_path: Pat
 
 
 def test_no_model_is_scored_that_a_file_of_the_device_holds(tmp_path: Path) -> None:
-    """The attack: the initial weights are the model that MOON keeps, trained and without noise, and no other is sent."""
+    """The attack: the initial weights are the model that MOON keeps, trained and without noise; no other is sent."""
     network = ("model=torchvision", "model.name=shufflenet_v2_x0_5", "data.image_size=32")
     folder, state = write_folder(tmp_path / "clinic"), tmp_path / "state"
     attacker = Attacker(folder, state, domain="clinic", privacy_max_epsilon=EPSILON)
