@@ -231,8 +231,8 @@ def _check_entry(name: str, entry: object, data_bytes: int) -> None:
     if name in PROTOTYPES:
         if (dtype, len(shape)) != PROTOTYPES[name]:
             raise PayloadError(f"{name} must be {PROTOTYPES[name]}; got {dtype} of shape {shape}")
-    elif not name.startswith(PREFIXES):
-        raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/")
+    elif not name.startswith(PREFIXES) or not name.isprintable():
+        raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/, and are printable")
 
 
 def _counts(values: object) -> bool:

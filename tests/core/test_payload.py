@@ -239,6 +239,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "dtype of another size": (lambda: craft({"weights/w": entry("F64")}, bytes(4)), "place"),
     "entry is a number": (lambda: craft({"weights/w": 1}), "malformed"),
     "name elsewhere": (lambda: craft({"state/w": entry()}, bytes(4)), "names begin"),
+    "name that no file can have": (lambda: craft({"weights/\ud800": entry()}, bytes(4)), "printable"),
     "not a number": (lambda: craft({"weights/w": entry()}, b"\0\0\xc0\x7f"), "not finite"),
     "infinity": (lambda: craft({"extra/w": entry()}, b"\0\0\x80\x7f"), "not finite"),
     "half a prototype set": (lambda: craft({"prototypes/vectors": entry(shape=[1, 1])}, bytes(4)), "needs"),
