@@ -25,6 +25,9 @@ from common.wire.payload import MAX_BYTES
 MAX_REPLY_BYTES = MAX_BYTES + 2**20
 """Largest size of a reply: its tensors, and Flower's records around them."""
 
+MAX_PARTS = 1_000
+"""Most parts of a reply, each a call: Flower cuts tensors into parts of 5 MiB."""
+
 
 @dataclass
 class Announced:
@@ -121,6 +124,8 @@ class Inbox:
 
     def _fetch(self, grid: HttpGrid, reply: Announced, *, keep: bool) -> bool:
         """Fetch the parts that have arrived. Return whether the reply is lost: a part is gone, or it is too large."""
+        if len(reply.missing) > MAX_PARTS:
+            return True
         while reply.missing:
             identity = reply.missing[-1]
             part = grid._runtime_client.PullObject(

@@ -190,8 +190,8 @@ def no_message(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "pulled"),
-    [("inflate_object_from_contents", no_message, 7), ("MAX_REPLY_BYTES", 1, 1)],
-    ids=["parts that make no message", "an answer without end"],
+    [("inflate_object_from_contents", no_message, 7), ("MAX_REPLY_BYTES", 1, 1), ("MAX_PARTS", 6, 0)],
+    ids=["parts that make no message", "an answer without end", "an answer of too many parts"],
 )
 def test_what_cannot_be_received_is_that_client_s_loss(
     name: str, value: Any, pulled: int, monkeypatch: pytest.MonkeyPatch
