@@ -197,7 +197,7 @@ class FlowerStrategy(Strategy):
                 GetPropertiesIns({"code": self.federation.settings.code}), timeout=None, group_id=None
             )
             registrations = properties_to_registrations(result)
-        except (PayloadError, ValueError) as error:
+        except Exception as error:  # Flower can raise any type on records of a client that is not ours
             log(WARNING, "node %s was not admitted: %s", node, _shown(error))
             return
         for registration in registrations:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import RecordDict
 from flwr.common import FitIns, FitRes, Parameters
+from flwr.compat.common.recorddict_compat import recorddict_to_getpropertiesres
 from support.engines import refusal_to_properties
 from support.nodes import OVERRIDES, Manager, Node, simulation, through
 
@@ -188,6 +190,17 @@ class Loud:
 
     def get_properties(self, ins: Any, timeout: Any, group_id: Any) -> Any:
         return refusal_to_properties("\x1b[2Jgone\r" + "x" * 10_000)
+
+
+def test_a_node_whose_properties_are_of_another_form_ends_no_run() -> None:
+    """Flower raises a KeyError when it reads a record that lacks the properties, and a TypeError for other values."""
+
+    class Odd(Loud):
+        def get_properties(self, ins: Any, timeout: Any, group_id: Any) -> Any:
+            return recorddict_to_getpropertiesres(RecordDict())
+
+    strategy = FlowerStrategy(FedAvg(), load_settings(OVERRIDES))
+    assert strategy.configure_fit(1, strategy._parameters(), Manager(Odd())) == []  # type: ignore[arg-type]  # a fake
 
 
 def test_messages_of_strangers_are_logged_printable_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
