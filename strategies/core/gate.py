@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.confidence import read_confidence
 from common.errors import DIVERGED, PayloadError, some_of
+from common.numerics import NORM_FLOOR
 from common.own_metric import SumRange
 from common.prototypes import PrototypeSet
 from common.wire.messages import Answer, Request, Score
@@ -109,8 +110,11 @@ class Gate:
             )
         measurements = {"steps": answer.steps, "peak_bytes": answer.peak_bytes, **answer.seconds}
         for name, value in measurements.items():
-            if value < 0:
-                raise PayloadError(f"the answer's {name} is {value:g}; it cannot be negative")
+            if not 0 <= value < 2**63:
+                raise PayloadError(f"the answer's {name} is {value:g}, not 0 to {2**63:g}")
+        for name, value in answer.losses.items():
+            if abs(value) > MAX_LOSS:
+                raise PayloadError(f"the loss {name} is {value:g}; the bound is {MAX_LOSS:g}: {DIVERGED}")
         if not 0 <= answer.releases <= MAX_REPEATS * request.round:
             raise PayloadError(f"the answer claims {answer.releases} releases in {request.round} rounds")
 
@@ -176,7 +180,7 @@ class Gate:
             return prototypes
         if prototypes.classes[-1] >= self.server.class_count:
             raise PayloadError(f"a prototype is of class {prototypes.classes[-1]} of {self.server.class_count}")
-        if not bool((prototypes.weights > 0).all()):  # losses take the logarithm of a weight
+        if not bool((prototypes.weights >= NORM_FLOOR).all()):  # losses take the logarithm of a share, also in float32
             raise PayloadError("a prototype's weight is not a positive number of samples")
         if len(prototypes) > MAX_ROWS:
             raise PayloadError(f"the answer carries {len(prototypes)} prototypes; at most {MAX_ROWS} are accepted")

@@ -279,6 +279,8 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "releases below none": (header(releases=-1), "-1 releases"),
     "seconds below none": (header(seconds={"train": -1.0}), "train is -1"),
     "steps below none": (header(steps=-3), "steps is -3"),
+    "seconds without measure": (header(seconds={"train": 1e299}), "train is 1e+299, not 0 to"),
+    "loss in training of no net": (header(losses={"ce": -2e30}), "the loss ce is -2e+30; the bound is 1e+30: training"),
     "memory below none": (header(peak_bytes=-1), "peak_bytes is -1"),
     "device is a number": (header(device=3), "device"),
     "losses without end": (header(losses={str(i): 0.0 for i in range(51)}), "losses: more than 50 entries"),
@@ -287,6 +289,10 @@ FURTHER: dict[str, tuple[Change, str]] = {
     "a field too many": (header(admin=True), "admin: no such key"),
     "two rows of a class": (of_class_one(torch.ones(2, 128), torch.ones(2)), "2 prototypes of class 1; at most 1"),
     "more mass than samples": (of_class_one(torch.ones(1, 128), torch.tensor([6.5])), "weigh 6.5; 6 samples exist"),
+    "less mass than a sample's": (
+        of_class_one(torch.ones(1, 128), torch.tensor([1e-45])),
+        "positive number of samples",
+    ),
     "far too large": (of_class_one(torch.full((1, 128), 1e19), torch.ones(1)), "norm"),
 }
 
