@@ -453,14 +453,18 @@ def _run_or_resume(
             f"{folder} holds another run, which is kept: {decision.reason}. Choose another --output, or add "
             "overwrite=true to train again"
         )
-    if decision.step in (Step.NOTHING, Step.GO_ON):
-        for entry in RunRecord(folder).told_events():
-            for each in listeners:
-                each(str(entry["event"]), entry)
+
+    def tell_before(name: str, _: Mapping[str, Any]) -> None:
+        if name == "resume":  # the rounds that are done again have been dropped
+            for earlier in RunRecord(folder).told_events():
+                for each in listeners:
+                    each(str(earlier["event"]), earlier)
+
     if decision.step is Step.NOTHING:
+        tell_before("resume", {})
         return
     settings = replace(settings, resume=decision.step is Step.GO_ON, overwrite=decision.replaces)
-    run_federation(settings, InlineEngine(settings), listeners, stop)
+    run_federation(settings, InlineEngine(settings), [tell_before, *listeners], stop)
 
 
 def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +189,33 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     assert RunRecord(tmp_path / "parted").state_sha256 == RunRecord(tmp_path / "whole").state_sha256
     assert {"validation 1", "validation 2", "validation 3"} <= set(seen), "also those of the part before"
     assert any(entry["event"] == "resume" for entry in RunRecord(tmp_path / "parted").events)
+
+
+def test_a_run_that_goes_on_knows_before_each_round_what_a_whole_run_knows(tmp_path: Path) -> None:
+    """By the score of a round that is done again a trial would end early where a whole one goes on."""
+    from goldfinch.study import search
+
+    words = (*TINY, "method=fedavg", "protocol.partition_seed=null", "seed=0", "train.rounds=4", "rounds.test=false")
+
+    def known(folder: str, interrupted_at: int | None = None) -> list[int]:
+        scored, before_rounds = [-1], []
+
+        def listener(name: str, entry: Mapping[str, Any]) -> None:
+            if name == "validation":
+                scored.append(entry["round"])
+                if entry["round"] == interrupted_at:
+                    raise KeyboardInterrupt
+
+        def stop() -> bool:
+            before_rounds.append(max(scored))
+            return False
+
+        with contextlib.suppress(KeyboardInterrupt):
+            search.run_here(words, tmp_path / folder, listener, stop)
+        return before_rounds
+
+    assert known("whole") == known("parted", interrupted_at=3) == [-1, 0, 1, 2]
+    assert known("parted") == [2], "the fourth round again"
 
 
 def test_a_domain_that_is_left_out_has_studies_of_its_own(tmp_path: Path) -> None:
