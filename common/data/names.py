@@ -83,7 +83,7 @@ def coinciding(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-RESERVED = ("average", "worst", "spread")
+RESERVED = ("average", "worst", "spread", "seen", "unseen", "validation", "rounds", "seeds", "MB")
 """Columns of tables beside those of the domains."""
 
 
@@ -116,5 +116,5 @@ def unfit(kind: str, name: str) -> str:
     if shown != name:
         return "has characters that cannot be printed"
     if kind == "domain" and name in RESERVED:
-        return "is that of a column of every table"
+        return "is that of a column of tables"
     return ""

@@ -11,6 +11,7 @@ from common.client_state import client_stores
 from common.data.names import check_names
 from common.errors import CheckpointError, ConfigError
 from common.storage import check_run_id, folder_name
+from goldfinch.results.frames import FACTS
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
@@ -77,10 +78,10 @@ def test_a_checkpoint_with_a_path_as_run_is_not_resumed(name: str, tmp_path: Pat
         ("domain", "red\x1b[31m", "cannot be printed"),
         ("domain", "a\u202eb", "cannot be printed"),
         ("class", "=1+1", "formula"),
-        ("domain", "average", "column of every table"),
-        ("domain", "worst", "column of every table"),
+        *[("domain", name, "column of tables") for name in ("average", "worst", "validation", "unseen")],
+        *[("domain", fact.name, "column of tables") for fact in FACTS],
     ],
-    ids=["colour", "order", "formula", "average", "worst"],
+    ids=["colour", "order", "formula", "average", "worst", "validation", "unseen", *[fact.name for fact in FACTS]],
 )
 def test_names_that_cannot_be_shown_are_refused_before_a_run(kind: str, name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*rename|rename.*{reason}") as found:
