@@ -335,8 +335,10 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
         seconds = 0.0
         if trial.duration is not None:
             seconds = round(trial.duration.total_seconds(), 3)
-        score = trial.value or 0.0
-        if trial.state.name == "PRUNED":
+        state, score = state_of(trial), 0.0
+        if state == "complete":
+            score = trial.value or 0.0
+        elif state == "pruned":
             score = trial.intermediate_values[max(trial.intermediate_values)]
         runs.append(
             StudyRun(
@@ -346,7 +348,7 @@ def result_of(shared: SharedStudy) -> tuple[list[StudyRun], list[str]]:
                 study.number,
                 "trial",
                 len(runs),
-                state_of(trial),
+                state,
                 score,
                 int(trial.user_attrs["rounds"]),
                 seconds,

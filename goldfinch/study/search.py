@@ -339,7 +339,7 @@ class ValidationScores:
 
 
 def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
-    """Do a run with a trial's values, and return its validation score after the last round; 0 if it failed.
+    """Do a run with a trial's values, and return its validation score after the last round; below all if it failed.
 
     Test images are not scored. The run's folder is deleted at its end. If the run was interrupted before, it goes on.
 
@@ -369,7 +369,7 @@ def run_trial(study: TuningStudy, trial: Trial, drawn: Trial) -> float:
     trial.set_user_attr("rounds", len(scores.done))
     shutil.rmtree(folder, ignore_errors=True)
     if "problem" in trial.user_attrs:
-        return 0.0
+        return -math.inf
     if len(scores.done) < study.entrant.settings.train.rounds and drawn.should_prune():
         raise optuna.TrialPruned
     return scores.last
@@ -474,12 +474,13 @@ def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
     pruned = sum(trial.state.name == "PRUNED" for trial in ends)
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()
+    first = "no score" if state_of(ends[0]) == "failed" else f"{ends[0].value:.2f}{unit}"
     text = (
         f"{quantity(len(ends), 'trial')} ({pruned} ended early) of {quantity(settings.train.rounds, 'round')} "
         f"with seed {study.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples after the last round: "
-        f"{best.value or 0.0:.2f}{unit}, and {ends[0].value or 0.0:.2f}{unit} with the {entrant.start} values. No test "
-        f"set was looked at. Settings: {' '.join(entrant.overrides)}"
+        f"{best.value or 0.0:.2f}{unit}, and {first} with the {entrant.start} values. No test set was looked at. "
+        f"Settings: {' '.join(entrant.overrides)}"
     )
     if entrant.left_out is not None:
         text += f" ({LEFT_OUT}{entrant.left_out})"

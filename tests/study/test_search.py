@@ -17,6 +17,7 @@ from common.config import Search, build, search_ranges
 from common.errors import CheckpointError, ConfigError, EngineError
 from common.settings import load_settings, settings_of
 from goldfinch.study import rules, search
+from goldfinch.study.compare import result_of
 from goldfinch.study.options import IN_DOMAIN, STUDY_SEED, Rules
 from goldfinch.study.rules import entrants_of
 from goldfinch.study.search import TuningStudy, best_trial, finished_trials, state_of
@@ -209,6 +210,19 @@ def test_a_run_without_a_score_counts_and_is_never_chosen(pretended: Pretended, 
     assert [state_of(trial) for trial in finished_trials(study)] == ["complete", "failed", "complete", "complete"]
     assert finished_trials(study)[1].user_attrs["problem"] == "not finite"
     assert best_trial(finished_trials(study)) != finished_trials(study)[1]
+
+
+def test_a_run_without_a_score_is_below_every_score(pretended: Pretended, tmp_path: Path) -> None:
+    """A metric of the user's own can be below 0; with a 0 in its place the search would look where runs fail."""
+    pretended.quality, pretended.fail_at = lambda values: peak(values) - 200, 1
+    study = study_of(tmp_path, "fedprox")
+    path, _ = written(study)
+    failed, *others = finished_trials(opened(study).trials)
+    assert state_of(failed) == "failed"
+    assert all((failed.value or 0.0) < (trial.value or 0.0) < 0 for trial in others)
+    runs, _ = result_of(opened(study))
+    assert [run.score for run in runs if run.state == "failed"] == [0.0], "its file holds numbers alone"
+    assert "and no score with the default values" in " ".join(path.read_text().split())
 
 
 def test_a_trial_that_a_client_did_not_validate_is_never_chosen(
