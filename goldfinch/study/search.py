@@ -444,10 +444,12 @@ def _run_or_resume(
     if listener is not None:
         listeners.append(listener)
     folder = settings.output_folder
-    decision = decide(settings, study=True)
-    if decision.step is Step.KEEP and own:
+    kept = True
+    with contextlib.suppress(ConfigError):  # of files without a run, whose deletion was interrupted
+        kept = decide(settings, study=True).step is Step.KEEP
+    if kept and own:
         shutil.rmtree(folder)
-        decision = decide(settings, study=True)
+    decision = decide(settings, study=True)
     if decision.step is Step.KEEP:
         raise ConfigError(
             f"{folder} holds another run, which is kept: {decision.reason}. Choose another --output, or add "

@@ -191,6 +191,20 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     assert any(entry["event"] == "resume" for entry in RunRecord(tmp_path / "parted").events)
 
 
+def test_a_trial_whose_deletion_was_interrupted_is_done_again(tmp_path: Path) -> None:
+    """A kill while a trial's folder is deleted, before the journal has the trial, leaves some of its files."""
+    from goldfinch.study import search
+
+    folder = tmp_path / "trial-0"
+    folder.mkdir()
+    (folder / "scores.jsonl").touch()
+    words = (*TINY, "method=fedavg", "train.rounds=1", "rounds.test=false")
+    with pytest.raises(ConfigError, match="holds no run, but"):
+        search.run_here(words, folder)
+    search.run_here(words, folder, own=True)
+    assert RunRecord.open(folder).rounds_done == 1
+
+
 def test_a_run_that_goes_on_knows_before_each_round_what_a_whole_run_knows(tmp_path: Path) -> None:
     """By the score of a round that is done again a trial would end early where a whole one goes on."""
     from goldfinch.study import search
