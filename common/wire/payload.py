@@ -103,9 +103,13 @@ def _writable(value: object) -> bool:
 
 
 def _parse(text: bytes | str, what: str) -> dict[str, Any]:
-    """Return the JSON object in ``text``; stricter than Python's own reader, names are unique and NaN is refused."""
+    """Return the JSON object in ``text``; stricter than Python's own reader.
+
+    Names are unique; NaN is refused, and half a surrogate pair, which no file can hold.
+    """
     try:
         content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"the message's {what} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -231,8 +235,8 @@ def _check_entry(name: str, entry: object, data_bytes: int) -> None:
     if name in PROTOTYPES:
         if (dtype, len(shape)) != PROTOTYPES[name]:
             raise PayloadError(f"{name} must be {PROTOTYPES[name]}; got {dtype} of shape {shape}")
-    elif not name.startswith(PREFIXES) or not name.isprintable():
-        raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/, and are printable")
+    elif not name.startswith(PREFIXES):
+        raise PayloadError(f"tensor {name!r:.99}: names begin with weights/, prototypes/ or extra/")
 
 
 def _counts(values: object) -> bool:
