@@ -67,6 +67,6 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        write_tensors(path, tensors, _checksums(tensors))
+        write_tensors(path, tensors, _checksums(tensors), private=True)  # of images that others may not read
     except OSError as error:
         _log.info("the cache file %s cannot be written (%s); it will be built again next time", path, error)

@@ -422,6 +422,7 @@ def _write_again(path: str, change: Callable[[Image.Image], Image.Image]) -> Non
     while kept.exists():
         kept = kept.with_name(f"{kept.name}.original")
     place.rename(kept)
+    place.touch(kept.stat().st_mode & 0o777)  # whoever may not read the file may not read the new one
     place.write_bytes(written.getvalue())
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def test_made_once_and_read_again(own_cache: Path) -> None:
         found["images"].zero_()  # which does not change the cache
     assert build.calls == 1
     assert [path.suffix for path in own_cache.iterdir()] == [".safetensors"]
+
+
+def test_decoded_images_are_read_by_their_user_alone(own_cache: Path) -> None:
+    """A device's images may be closed to its other users, and the umask of most systems is not."""
+    before = os.umask(0o022)
+    try:
+        cached("kind", ["key"], Builder())
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in own_cache.iterdir()] == [0o600]
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

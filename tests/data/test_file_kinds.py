@@ -90,7 +90,9 @@ def test_a_negative_whose_values_are_made_finite_stays_one(tmp_path: Path) -> No
     values = np.zeros((SIZE, SIZE), dtype="<f4")
     values[:4], values[5, 5] = 255, np.nan
     place = write_tiff(tmp_path / "a.tif", values, 0)
+    place.chmod(0o600)
     make_finite([str(place)])
+    assert place.stat().st_mode & 0o777 == 0o600, "whoever could not read it still cannot"
     image = decode_image(place, SIZE, "a")
     assert (image[:4] == 0).all()
     assert (image[4:] == 255).all()
