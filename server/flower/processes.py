@@ -440,7 +440,7 @@ def wait_healthy(
     verify: ssl.SSLContext | bool = True,
     log: Path | None = None,
 ) -> None:
-    """Wait until ``url`` answers.
+    """Wait until ``url``, which is on this machine and asked without a proxy, answers.
 
     Args:
         child: the program.
@@ -458,7 +458,7 @@ def wait_healthy(
         if child.process.poll() is not None:
             raise EngineError(f"{child.name} ended with code {child.process.returncode}:\n{child.tail()}\n(see {kept})")
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=2.0, verify=verify).is_success:
+            if httpx.get(url, timeout=2.0, verify=verify, trust_env=False).is_success:
                 return
         time.sleep(0.2)
     raise EngineError(f"{child.name} did not answer at {url} within {seconds:g} s:\n{child.tail()}\n(see {kept})")

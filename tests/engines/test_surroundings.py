@@ -12,7 +12,7 @@ import pytest
 from common.errors import ConfigError
 from goldfinch.commands import doctor
 from server.flower import submit
-from server.flower.processes import flower_environment, free_port
+from server.flower.processes import Processes, flower_environment, free_port, wait_healthy
 from server.flower.submit import check_ray
 
 
@@ -24,6 +24,17 @@ def test_a_proxy_is_not_asked_for_programs_on_this_machine(tmp_path: Path, monke
     assert found["http_proxy"] == "http://proxy.example:3128"
     assert found["no_proxy"] == "intranet.example,127.0.0.1,localhost,::1"
     assert found["NO_PROXY"] == "127.0.0.1,localhost,::1"
+
+
+def test_a_program_s_health_is_not_asked_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with Processes(tmp_path, tmp_path / "logs") as programs:
+        port = free_port()
+        command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
+        wait_healthy(programs.start("server", command, dict(os.environ)), f"http://127.0.0.1:{port}/", 20)
 
 
 def test_a_free_port_is_kept_for_the_server_that_starts_next() -> None:
