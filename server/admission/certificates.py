@@ -25,6 +25,7 @@ import ipaddress
 import os
 import re
 import secrets
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,9 @@ from common.text import listing
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
 RENEWAL_DAYS = 30
+REPLACE = "replace it (docs/deploy.md, Rotating certificates and keys)"
+"""What to do about an authority that ends."""
+
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 """A host name (RFC 1123). Certificates for all hosts of a domain (``*``) are not made. One whose last label is a number
 is no name but a mistaken address, such as 1.2.3.4.5."""
@@ -128,8 +132,11 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
         _write(files.superexec_secret, secrets.token_urlsafe(32).encode(), private=True)
         made.append(("made the SuperExec secret", files.superexec_secret))
     for name in nodes:
-        if files.node_public_key(name).exists() or files.node_key(name).exists():
+        if files.node_key(name).exists():
+            _publish(files, name)
             made.append(("kept a node's key", files.node_key(name)))
+        elif files.node_public_key(name).exists():
+            made.append(("kept a node's public key", files.node_public_key(name)))
         else:
             _make_node(files, name)
             made.append(("made a node's key", files.node_key(name)))
@@ -141,11 +148,13 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
 
 def _validity(files: Certificates) -> str:
     """Return when the server's certificate ends, what it is for, and what is to be done about either."""
-    left, hosts = days_left(files.server), _present_hosts(files)
+    left, hosts = min(days_left(files.server), days_left(files.authority)), _present_hosts(files)
     line = f"the server's certificate ends in {left} days and is for {listing(hosts)}"
     if len(hosts) == len(LOCAL_HOSTS):
         line += " alone: devices elsewhere need the name by which they reach it, --host NAME"
-    if left < RENEWAL_DAYS and not files.authority_key.exists():
+    if _ends_with_authority(files):
+        line += f"; the authority ends then, too: {REPLACE}"
+    elif left < RENEWAL_DAYS and not files.authority_key.exists():
         line += (
             "; it cannot be renewed here: run goldfinch devices certificates where the authority is kept, copy server/ "
             "from there, and restart the SuperLink"
@@ -199,7 +208,7 @@ def _make_authority(files: Certificates) -> None:
     )
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
+        _builder(name, name, key.public_key(), datetime.timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(identifier, critical=False)
@@ -216,6 +225,12 @@ def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
             f"{files.authority_key} is not here, so no server certificate can be signed; run this where the "
             "authority is kept, or start again in an empty folder and give every device the new ca.crt"
         )
+    left = authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    if left <= datetime.timedelta():
+        raise ConfigError(
+            f"{files.authority} ended on {authority.not_valid_after_utc:%Y-%m-%d}; {REPLACE}, or set this machine's "
+            "clock if that day has not come"
+        )
     try:
         signer = serialization.load_pem_private_key(read_small_bytes(files.authority_key), password=None)
     except (OSError, ValueError, TypeError) as error:
@@ -225,7 +240,7 @@ def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(_name(hosts[0]), authority.subject, key.public_key(), days)
+        _builder(_name(hosts[0]), authority.subject, key.public_key(), min(datetime.timedelta(days=days), left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -241,9 +256,28 @@ def _make_node(files: Certificates, name: str) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write(files.node_key(name), private, private=True)
-    _write(files.node_public_key(name), public + f" {name}\n".encode(), private=False)
+    _publish(files, name)
+
+
+def _publish(files: Certificates, name: str) -> None:
+    """Write a device's public key if it is missing and was not dismissed.
+
+    Raises:
+        ConfigError: its key cannot be read.
+    """
+    path, public = files.node_key(name), files.node_public_key(name)
+    if public.exists():
+        return
+    try:
+        key = serialization.load_ssh_private_key(read_small_bytes(path), password=None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a device's key: {error}; remove it to have one made") from error
+    content = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    content += f" {name}\n".encode()
+    dismissed = public.with_suffix(".pub.dismissed")
+    if not (dismissed.exists() and dismissed.read_bytes() == content):
+        _write(public, content, private=False)
 
 
 def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
@@ -255,19 +289,38 @@ def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, InvalidSignature):
         return "another authority"
-    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    if not _is_pair(files):
+        return "a key of another"  # of a renewal that was interrupted
+    now = datetime.datetime.now(datetime.UTC)
+    left = certificate.not_valid_after_utc - now
     names, wanted = set(_names(certificate)), {_general_name(host) for host in hosts}
     if not files.authority_key.exists() and left > datetime.timedelta() and names >= wanted:
         return ""  # nothing better can be made here
-    if left < datetime.timedelta(days=RENEWAL_DAYS):
+    if certificate.not_valid_before_utc > now > authority.not_valid_before_utc:
+        return "not valid yet"  # this machine's clock was ahead
+    if left < datetime.timedelta(days=RENEWAL_DAYS) and not _ends_with_authority(files):
         return f"ended or ends in {max(0, left.days)} days"
     if names != wanted:
         return "other hosts"
     return ""
 
 
+def _is_pair(files: Certificates) -> bool:
+    """Return whether the server's key is that of its certificate."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.server, files.server_key, password="")
+    except ssl.SSLError:
+        return False
+    return True
+
+
+def _ends_with_authority(files: Certificates) -> bool:
+    """Return whether the server's certificate could not be made for longer."""
+    return _certificate(files.server).not_valid_after_utc >= _certificate(files.authority).not_valid_after_utc
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: datetime.timedelta
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -277,7 +330,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # devices' clocks are often a little behind
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + lifetime)
     )
 
 

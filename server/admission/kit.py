@@ -198,8 +198,8 @@ def check_kit(files: Certificates, name: str, server: str) -> None:
     key, authority = files.node_key(name), files.node(name) / files.authority.name
     if not key.exists() or not authority.exists():
         raise ConfigError(
-            f"{key} and {authority.name} next to it are not here; goldfinch devices certificates makes them, and the "
-            "kit is made where they were made"
+            f"{key} and {authority.name} next to it are not here: make the kit where they were made, or give the "
+            "device a new key (docs/deploy.md, Rotating certificates and keys)"
         )
 
 

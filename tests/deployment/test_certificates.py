@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -171,6 +173,60 @@ def test_it_is_renewed_a_month_before_it_ends(tmp_path: Path) -> None:
     assert "ends in 28 days" in ensure(tmp_path, ["fl.example.org"])[1]
     assert ensure(tmp_path, ["fl.example.org"])[1].startswith("kept")
     assert Certificates(tmp_path).server.read_bytes() != old
+
+
+def test_a_renewal_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is written before its certificate; neither the SuperLink nor nginx starts with one of each."""
+    files = Certificates(tmp_path)
+    ensure(tmp_path, ["fl.example.org"])
+    write = certificates._write
+
+    def lose_power(path: Path, content: bytes, *, private: bool) -> None:
+        if path == files.server:
+            raise KeyboardInterrupt
+        write(path, content, private=private)
+
+    monkeypatch.setattr(certificates, "_write", lose_power)
+    with pytest.raises(KeyboardInterrupt):
+        ensure(tmp_path, ["fl.example.net"])
+    monkeypatch.setattr(certificates, "_write", write)
+    assert ensure(tmp_path, ["fl.example.org"])[1].startswith("made the server's (a key of another)")
+    assert handshake(files, files.authority, "fl.example.org") == ""
+    assert ensure(tmp_path, [])[1].startswith("kept")
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices check both, so the days of the server's certificate alone would promise too much."""
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 20)
+    files = Certificates(tmp_path)
+    ends = "ends in 19 days and is for fl.example.org, localhost, 127.0.0.1 and ::1; the authority ends then, too: "
+    assert ends in ensure(tmp_path, ["fl.example.org"])[-1]
+    lines = ensure(tmp_path, [])
+    assert lines[1].startswith("kept")
+    assert ends in lines[-1]
+    files.server.unlink()
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
+    certificates._make_authority(files)
+    with pytest.raises(ConfigError, match=r"ca\.crt ended on .*replace it \(docs/deploy\.md.*clock"):
+        ensure(tmp_path, ["fl.example.org"])
+
+
+def test_what_was_made_while_the_clock_was_ahead_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Certificates(tmp_path)
+    ensure(tmp_path, ["fl.example.org"])
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return datetime.datetime.now(tz) + datetime.timedelta(days=400)
+
+    clock = SimpleNamespace(datetime=Ahead, timedelta=datetime.timedelta, UTC=datetime.UTC)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "datetime", clock)
+        ensure(tmp_path, [])
+    assert "not yet valid" in handshake(files, files.authority, "fl.example.org")
+    assert "not valid yet" in ensure(tmp_path, [])[1]
+    assert handshake(files, files.authority, "fl.example.org") == ""
 
 
 def test_another_host_makes_another_certificate_by_the_same_authority(tmp_path: Path) -> None:
@@ -409,6 +465,26 @@ def test_a_dismissed_device_is_no_mistake_for_another_and_gets_a_new_key(
     shutil.rmtree(files.node("ward-b"))
     assert main(["devices", "certificates", str(tmp_path), "--node", "ward-b"]) == 0
     assert key.read_bytes() != old
+
+
+def test_a_key_whose_other_half_was_not_written_is_made_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensure(tmp_path, [], ["ward-a", "ward-b"])
+    files = Certificates(tmp_path)
+    public = files.node_public_key("ward-a")
+    whole = public.read_bytes()
+    public.unlink()  # the power went off before it was written
+    ensure(tmp_path, [], ["ward-a"])
+    assert public.read_bytes() == whole
+    public.replace(public.with_suffix(".pub.dismissed"))
+    ensure(tmp_path, [], ["ward-a"])
+    assert not public.exists(), "what was dismissed stays dismissed"
+    shutil.rmtree(files.node("ward-b"))
+    capsys.readouterr()
+    made_for = ["--kit", str(tmp_path / "b.tar"), "--server", "fl.example.org:8443"]
+    assert main(["devices", "enrol", str(tmp_path), "--node", "ward-b", *made_for]) == 1
+    assert "give the device a new key (docs/deploy.md, Rotating certificates and keys)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
