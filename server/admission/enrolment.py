@@ -21,6 +21,9 @@ from server.admission.certificates import Certificates, days_left
 from server.admission.kit import check_kit, write_kit
 from server.flower.processes import NOT_REACHED, answer_in, ask_flower, check_connection, in_one_line
 
+UNREGISTERED = "unregistered"
+"""Flower's status of a device that was taken off the list, such as by a dismissal that was interrupted."""
+
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
 NO_CONNECTION = (
     "Add a connection with the SuperLink's address (docs/deploy.md), or export FLWR_HOME as in the terminal where it "
@@ -190,17 +193,22 @@ class Enrolment:
         if not kept:
             raise ConfigError(
                 f"{name} was not enrolled from {self.folder}, so its number is not known here; "
-                "find it with: flwr supernode list, and: flwr supernode unregister NUMBER"
+                "find it with: flwr supernode list, and: flwr supernode unregister NUMBER; then delete "
+                f"{name}.pub and the folder nodes/{name}, so that no one enrols this key again"
             )
         output = self._call(["supernode", "unregister", kept[0], *self._target])
         if not answer_in(output, NO_ANSWER).get("success"):
-            raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
+            node = self.nodes().get(kept[0], {})
+            if not node:
+                output += f"; one that lost its store learns of {name} by: goldfinch devices enrol FOLDER --restore"
+            if node.get("status") != UNREGISTERED:
+                raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
         write_text(self._dismissal(name), f"{kept[0]} {client} {when}\n")
-        number.unlink()
         key = self.folder / "nodes" / f"{name}.pub"
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
+        number.unlink()  # last: without it, an interrupted dismissal could not be repeated
         return f"dismissed; its key is refused from now on, and kept as {key.name}.dismissed"
 
     def _enrol(self, name: str, wanted: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError, EngineError
 from server.admission.enrolment import Enrolment
 
 
@@ -62,3 +63,45 @@ def test_a_device_stays_the_client_that_it_was_enrolled_for(
     assert not (tmp_path / "nodes" / "ward-a.dismissed-device").exists()
     (tmp_path / "nodes" / "ward-b-3.pub").write_text("a key\n")
     assert enrolment.enrol(["ward-b-3"])["ward-b-3"].endswith("for ward-b-3")
+
+
+def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperLink refuses to dismiss a device twice; a device that it does not know is not said to be dismissed."""
+    nodes: dict[str, str] = {}
+
+    def call(_: Enrolment, arguments: Sequence[str]) -> str:
+        if arguments[1] == "list":
+            return json.dumps({"success": True, "nodes": [{"node-id": key, "status": nodes[key]} for key in nodes]})
+        if nodes.get(arguments[2]) != "offline":
+            return json.dumps({"success": False, "error-message": "Node ID not found"})
+        nodes[arguments[2]] = "unregistered"
+        return json.dumps({"success": True})
+
+    monkeypatch.setattr(Enrolment, "_call", call)
+    enrolment, folder = Enrolment(tmp_path, None, {}), tmp_path / "nodes"
+    folder.mkdir()
+    public = folder / "ward-a.pub"
+
+    def stop(_: Path, __: object = None) -> None:
+        raise KeyboardInterrupt
+
+    for interrupted in (None, "server.admission.enrolment.write_text", "pathlib.Path.replace", "pathlib.Path.unlink"):
+        nodes["7"] = "offline"
+        public.write_text("a key")
+        (folder / "ward-a.number").write_text("7 ward-a-0\n")
+        with monkeypatch.context() as patch:
+            if interrupted:
+                patch.setattr(interrupted, stop)
+                with pytest.raises(KeyboardInterrupt):
+                    enrolment.dismiss("ward-a")
+        if public.exists():
+            assert enrolment.dismiss("ward-a").startswith("dismissed; its key is refused")
+        assert not public.exists(), "restored, it would take part again"
+        assert enrolment.dismissed["ward-a"][0] == "ward-a-0"
+    nodes.clear()
+    public.write_text("a new key")
+    with pytest.raises(EngineError, match=r"could not be dismissed: .*goldfinch devices enrol FOLDER --restore"):
+        enrolment.dismiss("ward-a")
+    (folder / "ward-a.number").unlink()
+    with pytest.raises(ConfigError, match=r"flwr supernode unregister NUMBER; then delete ward-a\.pub"):
+        enrolment.dismiss("ward-a")
