@@ -20,6 +20,13 @@ case ${superlink##*:} in
   ;;
 esac
 
+# Docker's configuration can put a proxy into every container; the containers of compose.yaml reach each other without it.
+host=${superlink%:*}
+host=${host#[}
+own=localhost,127.0.0.1,::1,proxy,${host%]}
+no_proxy=${no_proxy:-${NO_PROXY:-}} # where both are set, Python reads this one alone
+export no_proxy="${no_proxy:+$no_proxy,}$own" NO_PROXY="${NO_PROXY:+$NO_PROXY,}$own"
+
 # A missing file is the usual mistake; say which one and where it comes from.
 need() {
   origin="it is made by the certificates service"

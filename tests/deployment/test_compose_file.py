@@ -152,6 +152,16 @@ def test_each_key_is_enrolled_for_the_domain_of_its_device(tmp_path: Path) -> No
     assert ran.stdout == f"devices|enrol|{tmp_path / 'operator'}|{arguments}"
 
 
+def test_no_proxy_of_docker_s_configuration_is_asked_for_the_containers_themselves(tmp_path: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "NO_PROXY": "intranet.example"}
+    for superlink, host in (("link:8000", "link"), ("[2001:db8::1]:8000", "2001:db8::1")):
+        environment["GOLDFINCH_SUPERLINK"] = superlink
+        command = [str(DOCKER / "entrypoint.sh"), "env"]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        own = f"localhost,127.0.0.1,::1,proxy,{host}"
+        assert {f"no_proxy=intranet.example,{own}", f"NO_PROXY=intranet.example,{own}"} <= set(ran.stdout.splitlines())
+
+
 def test_a_dismissed_device_keeps_no_other_from_being_enrolled(tmp_path: Path) -> None:
     records = tmp_path / "operator" / "nodes"
     records.mkdir(parents=True)
@@ -180,6 +190,16 @@ def test_a_dismissed_device_keeps_no_other_from_being_enrolled(tmp_path: Path) -
     assert enrol() == (f"{beginning} --client sketch=sketch-0 --node ward-a --node ward-b", ["signs"])
     environment |= {"GOLDFINCH_CLIENTS": "signs=signs-0", "GOLDFINCH_MORE_NODES": ""}
     assert enrol() == ("", ["signs"]), "all others that have a key are not meant"
+
+
+def test_the_page_s_archives_of_keys_are_read_by_their_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\necho a key\n")
+    (tmp_path / "docker").chmod(0o755)
+    _, _, rest = (ROOT / "docs" / "deploy.md").read_text().partition("docker compose logs enrol")
+    block, _, _ = rest.partition("```")
+    command = "umask 022\n" + block.partition("\n")[2]
+    subprocess.run(["sh", "-euc", command], cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("*.tar")] == [0o600, 0o600]
 
 
 @pytest.mark.parametrize(
