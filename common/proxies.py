@@ -8,7 +8,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def no_proxy(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that exempt this machine from a proxy, besides what ``environment`` exempts already."""
+    upper = environment.get("NO_PROXY")
+    lower = environment.get("no_proxy") or upper  # where both are set, Python reads this one alone
     variables: dict[str, str] = {}
-    for name in ("no_proxy", "NO_PROXY"):
-        variables[name] = ",".join(filter(None, [environment.get(name), *LOOPBACK]))
+    for name, exempt in (("no_proxy", lower), ("NO_PROXY", upper)):
+        variables[name] = ",".join(filter(None, [exempt, *LOOPBACK]))
     return variables

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from common.proxies import no_proxy
 from goldfinch.commands import doctor
 from server.flower import submit
 from server.flower.processes import Processes, flower_environment, free_port, wait_healthy
@@ -24,6 +25,7 @@ def test_a_proxy_is_not_asked_for_programs_on_this_machine(tmp_path: Path, monke
     assert found["http_proxy"] == "http://proxy.example:3128"
     assert found["no_proxy"] == "intranet.example,127.0.0.1,localhost,::1"
     assert found["NO_PROXY"] == "127.0.0.1,localhost,::1"
+    assert no_proxy({"NO_PROXY": "fl.example.org"})["no_proxy"] == "fl.example.org,127.0.0.1,localhost,::1"
 
 
 def test_a_program_s_health_is_not_asked_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
