@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -319,19 +319,16 @@ def stream_checked(path: Path) -> Iterator[dict[str, Any]]:
 def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Return the lines of one of a run's three files one at a time, unchecked, without those that a crash cut short."""
     with path.open() as stream:
-        for line in stream:
-            entry = _entry(line)
-            if entry:
+        yield from entries_of(stream)
+
+
+def entries_of(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the entries in ``lines``, unchecked, without those that a crash cut short."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if entry and isinstance(entry, dict):
                 yield entry
-
-
-def _entry(line: str) -> dict[str, Any]:
-    """Return the entry in ``line``; empty if a crash cut the line short."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return entry if isinstance(entry, dict) else {}
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Reads a run's events while another process appends to them."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 from common.errors import ConfigError
 from common.metrics import best_of
 from common.scores import RunScores
-from server.run.files import BEGINNINGS, ReplyTotals, scorers_in
+from server.run.files import BEGINNINGS, RunFiles, scorers_in
 from server.run.measures import measures_in
-from server.run.schema import REPLIES, SCORES, check_events, check_lines, stream_lines
+from server.run.schema import SCORES, check_events, check_lines, entries_of, read_errors
 
 
 class Lines:
@@ -30,11 +29,14 @@ class Lines:
         """Return the lines that were appended since the last call, and whether the file was replaced in between.
 
         A line without its end is left for the next call.
+
+        Raises:
+            ConfigError: the file cannot be read.
         """
         if not self.path.exists():
             return [], False
         replaced = False
-        with self.path.open("rb") as stream:
+        with read_errors(self.path), self.path.open("rb") as stream:
             inode = os.fstat(stream.fileno()).st_ino
             if inode != self._inode:  # a run replaces the file when it starts, and when all clients are checked
                 self._inode = inode
@@ -72,7 +74,7 @@ class Tail:
         for line in lines:
             if line not in self._known:
                 self._known.add(line)
-                entries.append(json.loads(line))
+                entries += entries_of([line])
         check_lines(self.path, entries)
         check_events(self.path, entries)
         return [self._told.complete(entry) for entry in entries]
@@ -104,7 +106,7 @@ class ToldEvents:
             scores = self._scores(number)
             final = scores.tested() or scores.validated()
             missing = dict(final[-1].missing) if final else {}
-            return {**entry, "missing": missing, "answers": ReplyTotals.of(stream_lines(self.folder / REPLIES)).answers}
+            return {**entry, "missing": missing, "answers": RunFiles(self.folder).reply_totals.answers}
         return entry
 
     def pass_over(self, entry: Mapping[str, Any]) -> None:
@@ -152,6 +154,6 @@ class ToldEvents:
         lines, replaced = self._file.read()
         if replaced:
             self._lines = []
-        entries = [json.loads(line) for line in lines]
+        entries = list(entries_of(lines))
         check_lines(self._file.path, entries, len(self._lines))
         self._lines += entries
