@@ -1,6 +1,7 @@
 """``goldfinch run`` and ``goldfinch resume``: one run on the engine that its settings name."""
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 
 from common.choices import choices_of, folder_options
 from common.composition import changed_config, compose_config, trust_overrides
-from common.errors import ConfigError, DataError, nearest
+from common.errors import ConfigError, DataError, nearest, some_of
 from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
@@ -109,7 +110,7 @@ def what_is_kept(settings: RunSettings) -> str:
         if "." in str(choice):  # a class that the user named, and that no file of conf/ does
             words.append(f"{group}._target_={choice}")
     words += folder_options()
-    if _foreign_places(settings.raw):
+    if _foreign_places(settings.raw) or _links_out(folder):
         words.append("--trust")
     return f"round {max(rounds)} is kept: {shell_line(words)} goes on"
 
@@ -176,6 +177,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
+    if not trust:
+        _check_links(settings.output_folder)
     run(settings, quiet=quiet)
     return settings.output_folder
 
@@ -198,6 +201,32 @@ def _check_places(folder: Path, recorded: Mapping[str, Any], named: Collection[s
             "Resuming a run does not take that from its folder alone, which may be of somebody else: repeat the "
             "setting after the folder, choose tracker=csv or engine=inline, or add --trust if the folder is your own"
         )
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse a folder with links through which the run would write, and delete checkpoints, elsewhere.
+
+    Raises:
+        ConfigError: there are such links; the message names them.
+    """
+    links = _links_out(folder)
+    if links:
+        raise ConfigError(
+            f"{some_of(links)}, outside {folder}, where resuming the run would write: put copies in place of the links "
+            "(cp -rL), go on in another folder with output=, or add --trust if the folder is your own"
+        )
+
+
+def _links_out(folder: Path) -> list[str]:
+    """Return the links in and below a folder that lead out of it, and where to."""
+    home = Path(os.path.realpath(folder))
+    leading: list[str] = []
+    for name, folders, files in os.walk(folder):
+        for path in [Path(name, each) for each in sorted([*folders, *files])]:
+            end = os.path.realpath(path)
+            if path.is_symlink() and not Path(end).is_relative_to(home):
+                leading.append(printable(f"{path} leads to {end}"))
+    return leading
 
 
 def _foreign_places(recorded: Mapping[str, Any], named: Collection[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -286,10 +287,27 @@ def test_a_setting_that_takes_long_to_be_read_is_not(
     assert "config.yaml" in capsys.readouterr().err or value == "deep"
 
 
-def test_a_broken_line_between_others_is_left_out(folder: Path) -> None:
-    with (folder / "events.jsonl").open("a") as stream:
-        stream.write('{"event": "rou\n')
-    assert main(words_for("report", folder)) == 0
+@pytest.mark.parametrize("more", [[], ["--watch"]])
+def test_a_broken_line_between_others_is_left_out(more: list[str], folder: Path) -> None:
+    for name in ("events.jsonl", "scores.jsonl"):
+        path = folder / name
+        path.write_text('{"event": "rou\n' + path.read_text())
+    assert main([*words_for("report", folder), *more]) == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["events.jsonl", "scores.jsonl", "replies.jsonl"])
+def test_a_pipe_in_a_watched_folder_is_named(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert main(["report", str(folder), "--watch"]) == 1
+    assert f"{name} is not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--watch"]])
+def test_a_run_without_its_replies_is_shown(more: list[str], folder: Path) -> None:
+    (folder / "replies.jsonl").unlink()
+    assert main([*words_for("report", folder), *more]) == 0
 
 
 def test_brackets_in_a_sweep_s_labels_are_shown(
@@ -389,6 +407,26 @@ def test_a_resumed_run_writes_where_its_user_says(
     assert "--trust" in error
     assert not (tmp_path / "elsewhere").exists()
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "prototypes", "events.jsonl", "logs/goldfinch.log"])
+def test_a_resumed_run_writes_through_no_link_out_of_its_folder(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other" / name
+    other.parent.mkdir(parents=True)
+    (folder / name).parent.mkdir(exist_ok=True)
+    if (folder / name).exists():
+        (folder / name).rename(other)
+    (folder / name).symlink_to(other)
+    (folder / "code.json").rename(folder / "settings.json")
+    (folder / "code.json").symlink_to("settings.json")  # this one stays within
+    before = contents(tmp_path)
+    assert main(["resume", str(folder), "train.rounds=2", "--quiet"]) == 1
+    assert f"{folder / name} leads to {other}, outside {folder}" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    assert main(["resume", str(folder), "train.rounds=2", f"output={tmp_path / 'new'}", "--quiet"]) == 0
+    assert main(["resume", str(folder), "train.rounds=2", "--trust", "--quiet"]) == 0
 
 
 def test_a_resumed_run_joins_the_ray_cluster_that_its_user_names(
