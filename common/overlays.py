@@ -19,7 +19,7 @@ from yaml import YAMLError
 
 from common.choices import choices_of
 from common.errors import ConfigError, nearest
-from common.regular_files import read_small
+from common.run_config import yaml_text
 
 GROUPS = ("printed", "tuned")
 """The groups of overlays in ``conf/``."""
@@ -31,6 +31,8 @@ FITTING = "true"
 """``printed=true`` is the option for the run's method and data set."""
 
 HEADER = "# @package _global_"
+YAML_ERRORS = (YAMLError, OmegaConfBaseException)
+
 WIDTH = 110
 """Characters of a line of a comment."""
 
@@ -86,7 +88,7 @@ def read_overlay(group: str, name: str, path: Path) -> Overlay:
             number.
     """
     try:
-        text = read_small(path)
+        text = yaml_text(path)
         content: Any = OmegaConf.to_container(OmegaConf.create(text))
         if not text.startswith(HEADER):
             raise ValueError(f"its first line must be {HEADER!r}")
@@ -99,7 +101,7 @@ def read_overlay(group: str, name: str, path: Path) -> Overlay:
         for key, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{key}={value!r:.100} must be a number")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, *YAML_ERRORS) as error:
         raise ConfigError(
             f"{path} is no overlay of a method's values: {error!s:.300}; goldfinch compare writes one, see conf/tuned/"
         ) from error

@@ -117,7 +117,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is no run's configuration.
     """
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.create(_yaml_in(path)))
+        content: Any = OmegaConf.to_container(OmegaConf.create(yaml_text(path)))
     except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not _is_record(content):
@@ -132,7 +132,7 @@ def read_class_names(path: Path) -> list[str]:
         ConfigError: the file cannot be read.
     """
     try:
-        content = yaml.safe_load(_yaml_in(path))
+        content = yaml.safe_load(yaml_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     names = content.get(CLASS_NAMES) if isinstance(content, dict) else None
@@ -167,10 +167,16 @@ def check_trusted(content: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def _yaml_in(path: Path) -> str:
+def yaml_text(path: Path) -> str:
+    """Return the text of a YAML file that a run or a comparison has written; it may come from elsewhere.
+
+    Raises:
+        OSError: it is no regular file.
+        ValueError: it is no text, too large, or has aliases.
+    """
     text = read_small(path)
     if len(text) > MAX_CONFIG_LENGTH or _has_aliases(text):
-        raise ValueError("it is too large, or refers to parts of itself, which no run writes")
+        raise ValueError("it is too large, or refers to parts of itself, which Goldfinch never writes")
     return text
 
 

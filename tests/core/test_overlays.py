@@ -109,6 +109,8 @@ REFUSED = {
     "no method": (FILE.replace("fedprox", "fedproxy"), [], "fedproxy is not one of Goldfinch's own methods"),
     "list": ("- 1", [], "goldfinch compare writes one"),
     "no yaml": ("{", [], "goldfinch compare writes one"),
+    "aliases": (FILE + "a: &a [x]\nb: [*a, *a]\n", [], "refers to parts of itself"),
+    "deep": ("[" * 20_000, [], "goldfinch compare writes one"),
     "no defaults": ("# @package _global_\ndefaults: 3\n", [], "goldfinch compare writes one"),
     "no setting": (FILE.replace("method:\n  mu", "method:\n  my"), [], "method.my: no such key"),
     "no group": (FILE.replace("train:\n", "trian:\n"), [], "trian: no such key; did you mean 'train'"),
