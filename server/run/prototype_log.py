@@ -76,7 +76,7 @@ def read_pages(folder: Path) -> list[Page]:
     pages: list[Page] = []
     series = Series(folder)
     for number in series.numbers():
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             _, tensors, facts = series.read(number)
             page, uploaded = split_tensors(tensors), split_tensors(under_prefix("uploaded/", tensors))
             if page.prototypes is not None and uploaded.prototypes is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from common.prototypes import PrototypeSet
 from common.storage import Series
+from server.run.prototype_log import PrototypeLog, read_pages
 
 
 def filled(folder: Path, *numbers: int) -> Series:
@@ -52,3 +55,14 @@ def test_what_a_killed_process_left_half_written_is_removed_by_the_next_that_wri
         (tmp_path / name).write_bytes(b"half")
     series.write(4, {"w": torch.ones(2)})
     assert sorted(path.name for path in tmp_path.iterdir()) == [".round-000001.x", "state-1-000004.safetensors", "x"]
+
+
+def test_a_page_of_prototypes_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    log = PrototypeLog(tmp_path)
+    for number in (1, 2, 3):
+        log.add(number, PrototypeSet(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(1)), [])
+    page = log.series.read(2)
+    log.series.write(2, page.tensors, {"clients": 5})
+    log.series.path(3).unlink()
+    os.mkfifo(log.series.path(3))
+    assert [each.round for each in read_pages(tmp_path)] == [1]
