@@ -45,7 +45,6 @@ class RoundLoop:
     Attributes:
         state: the present global state.
         trained: whether any round was held, in this part of the run or before.
-        stopped_early: whether the run ended before its last round, since validation scores no longer improved.
         problem: why a run that reached its end has no final score; empty if it has one.
         registry: the clients, and the key that participants are drawn from.
         folder: the run's folder.
@@ -74,7 +73,6 @@ class RoundLoop:
         self.checkpoints = self.folder.checkpoints
         self.registrar = Registrar(settings, self.engine, self.federation, self.folder)
         self.trained = False
-        self.stopped_early = False
         self.problem = ""
 
     def run(self) -> GlobalState:
@@ -110,7 +108,6 @@ class RoundLoop:
                 self.folder.record_stop(self.state)
                 return False
             if self.trained and is_out_of_patience(self.settings, self.state.round, self.recorder):
-                self.stopped_early = True
                 self.folder.record_early_stop(self.state)
                 return True
             held = self._round(number)
@@ -219,11 +216,9 @@ class RoundLoop:
 
     def _finish(self) -> None:
         """Score the last state, unless its own round scored it, and write how the run ended."""
-        total = self.settings.train.rounds if self.method.trains else 0
-        if self.stopped_early:
-            total = self.state.round
+        total = self.state.round
         if isinstance(self.engine, AttackedEngine) and self.engine.harmless:
-            self.history.event("harmless attack", round=self.state.round, clients=sorted(self.engine.harmless))
+            self.history.event("harmless attack", round=total, clients=sorted(self.engine.harmless))
         if self.trained and not self.method.scores_new_state:
             self.federation.begin(total + 1, self.method.exchanges[0])
             participants = self.registry.sample(total)
