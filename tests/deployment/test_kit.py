@@ -299,7 +299,7 @@ def test_a_server_without_a_port_makes_no_kit(server: str, tmp_path: Path) -> No
     [
         ([], "--kit needs --server HOST:PORT"),
         (["--server", "fl.example.org"], "is not HOST:PORT"),
-        (["--server", "fl.example.org:8443"], "goldfinch devices certificates makes them"),
+        (["--server", "fl.example.org:8443"], "make the kit where they were made"),
     ],
 )
 def test_what_a_kit_lacks_is_told_before_the_server_is_asked(

@@ -24,7 +24,7 @@ OWN_REGISTRATION = {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
 
 
 def allowed_paths() -> set[str]:
-    reserve, shared = re.findall(r'location ~ "\^/v1/fleet/\((.*)\)\$"', CONFIGURATION)
+    reserve, shared = re.findall(r'location ~ "\^/v1/fleet/\((.*)\)\\z"', CONFIGURATION)
     assert reserve == shared
     return {f"/v1/fleet/{name}" for name in reserve.split("|")}
 
@@ -102,6 +102,7 @@ class TestFromTheDevicesSide:
             "/v1/fleet/get-run/../../control/start-run",
             "/v1/fleet/get-run%00",
             "/v1/fleet/get-run;/../../control/start-run",
+            "/v1/fleet/get-run%0A",
             "/health/../v1/control/start-run",
         ],
     )
