@@ -2,16 +2,18 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.runs import run
 from support.toy import toy_settings
 
 from common.client_state import client_stores
-from common.data.names import check_names
+from common.data.names import RESERVED, check_names
 from common.errors import CheckpointError, ConfigError
 from common.storage import check_run_id, folder_name
-from goldfinch.results.frames import FACTS
+from goldfinch.results.frames import FACTS, summary_columns
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
@@ -88,3 +90,11 @@ def test_names_that_cannot_be_shown_are_refused_before_a_run(kind: str, name: st
         check_names(kind, ["photo", name])
     assert str(found.value).isprintable()
     check_names("class", ["average", "photo", "naïve café"])
+
+
+def test_no_domain_is_called_as_a_column_of_the_tables() -> None:
+    scores = {"final": {"average": 50.0, "unseen_average": 50.0, "validation": 50.0}}
+    rows: Any = [SimpleNamespace(runs=[SimpleNamespace(rules=scores)])]
+    columns = [column.removesuffix("_average") for column in summary_columns(rows)]
+    columns += [fact.name for fact in FACTS]
+    assert sorted(columns) == sorted(RESERVED)
