@@ -36,10 +36,9 @@ from goldfinch.study.options import STUDY_SEED, Rules
 from goldfinch.study.rules import LEFT_OUT, Entrant, measure_of, overrides_for, starting_values
 from goldfinch.study.storage import DONE, Task, damage, take
 from server.engines.inline import InlineEngine
-from server.run.conduct import FolderInUseError, run_federation
+from server.run.conduct import FolderInUseError, run_federation, run_lock
 from server.run.events import Listener
 from server.run.existing import Step, changed_files, decide
-from server.run.resume import MAX_NAMED
 
 UNPRUNED = 5
 """Complete trials of a study before one may be ended early."""
@@ -202,7 +201,7 @@ def _where(study: TuningStudy) -> str:
     for path in sorted(study.folder.glob("seed-*/code.json")):
         files = changed_files(path.parent, study.entrant.settings.own_packages)
         if files:
-            return f", which differs in {some_of(files, MAX_NAMED)}"
+            return f", which differs in {some_of(files)}"
     return ""
 
 
@@ -448,7 +447,8 @@ def _run_or_resume(
     with contextlib.suppress(ConfigError):  # of files without a run, whose deletion was interrupted
         kept = decide(settings, study=True).step is Step.KEEP
     if kept and own:
-        shutil.rmtree(folder)
+        with run_lock(folder):  # another process may have begun the trial
+            shutil.rmtree(folder)
     decision = decide(settings, study=True)
     if decision.step is Step.KEEP:
         raise ConfigError(

@@ -33,6 +33,7 @@ from goldfinch.study.compare import CompareRequest
 from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
 from goldfinch.study.ranking import StudyRun, marked_name
 from goldfinch.study.rules import entrants_of, shared_settings
+from server.run.conduct import FolderInUseError, run_lock
 
 QUIET = Console(quiet=True)
 
@@ -203,6 +204,18 @@ def test_a_trial_whose_deletion_was_interrupted_is_done_again(tmp_path: Path) ->
         search.run_here(words, folder)
     search.run_here(words, folder, own=True)
     assert RunRecord.open(folder).rounds_done == 1
+
+
+def test_a_trial_that_another_process_has_begun_is_not_deleted(tmp_path: Path) -> None:
+    from goldfinch.study import search
+
+    folder = tmp_path / "trial-0"
+    settings = load_settings([*TINY, "method=fedavg", f"output={folder}"])
+    with run_lock(folder):
+        (folder / "scores.jsonl").touch()
+        with pytest.raises(FolderInUseError):
+            search._run_or_resume(settings, None, lambda: False, own=True)
+        assert (folder / "scores.jsonl").exists()
 
 
 def test_a_run_that_goes_on_knows_before_each_round_what_a_whole_run_knows(tmp_path: Path) -> None:
