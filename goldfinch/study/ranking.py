@@ -201,12 +201,12 @@ def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
 
 
 def _base(rows: Sequence[ScoreRow[KnownRun]]) -> ScoreRow[KnownRun]:
-    """Return the row that the others are compared with: FedAvg, else the first that is no bound, else the first."""
+    """Return the row that the others are compared with: FedAvg, else the first with a rank, else the first."""
     for row in rows:
         if row.label == BASE:
             return row
     for row in rows:
-        if not row.bound:
+        if is_ranked(row):
             return row
     return rows[0]
 
@@ -348,6 +348,9 @@ def notes(ranking: Ranking) -> list[str]:
     for verdict, text in VERDICTS.items():
         if verdict in by_verdict:
             sentences.append(f"{text} {ranking.base}: {', '.join(by_verdict[verdict])}.")
+    ranked = [row.label for row in ranking.rows if row.rank is not None]
+    if ranked and ranking.base not in ranked:
+        sentences.append(f"No differences: {ranking.base}, which the others are compared with, has no rank.")
     if "not tested" in by_verdict and all(row.unit == "seed" for row in ranking.rows):
         sentences.append("Not tested: the final runs of one study share what it chose; --studies 3 tests methods.")
     elif "not tested" in by_verdict:

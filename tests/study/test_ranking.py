@@ -106,6 +106,8 @@ def test_a_method_that_lacks_one_of_the_final_runs_of_a_study_has_no_rank(short:
     assert (incomplete.label, incomplete.absent) == (short, {"in_domain, study 1": "1 of 2 final runs"})
     compared = {row.label for row in found.rows if row.difference is not None}
     assert compared == ({"moon"} if short == "fpl" else set())
+    said = "No differences: fedavg, which the others are compared with, has no rank." in ranked_table(found)
+    assert said == (short == "fedavg")
 
 
 def test_a_study_is_at_chance_if_all_of_its_final_runs_are() -> None:
@@ -128,6 +130,11 @@ def test_the_first_method_is_the_base_without_fedavg() -> None:
     bounded = [dataclasses.replace(run, bound="lower") for run in runs_of({"single_set": [[30], [31]]})]
     (beside,) = rank_methods([*bounded, *runs_of({"moon": [[50], [52]], "fpl": [[40], [41]]})])
     assert beside.base == "moon", "a bound is compared with nothing"
+    personal = [dataclasses.replace(run, scored=OWN_MODELS) for run in runs_of({"fedbn": [[90], [90]]})]
+    (among,) = rank_methods([*personal, *runs_of({"moon": [[50], [52]], "fpl": [[40], [41]]})])
+    assert among.base == "moon", "own models are compared with nothing"
+    (alone,) = rank_methods(personal)
+    assert "No differences" not in ranked_table(alone)
     assert [(row.label, row.rank) for row in beside.rows] == [("moon", 1), ("fpl", 2), ("single_set", None)]
 
 
