@@ -76,15 +76,20 @@ def code_files(own: tuple[str, ...] = ()) -> dict[str, str]:
 def check_imported_code(own: tuple[str, ...] = ()) -> None:
     """Refuse to go on with code that was changed since this process imported it, such as in a notebook.
 
+    A file that is new since then is added to :func:`code_files`: nothing has imported it.
+
     Raises:
         ConfigError: a file of :func:`code_files` is not what it was when it was read first.
     """
-    changed = differing(code_files(own), code_files.__wrapped__(own))
+    known, now = code_files(own), code_files.__wrapped__(own)
+    changed = [name for name in differing(known, now) if name in known]
     if changed:
         raise ConfigError(
             f"{some_of(changed, 3)}: changed since this process imported it, and Python imports a file once: restart "
             "the notebook's kernel, or the program"
         )
+    known.update(now)
+    code_sha256.cache_clear()
 
 
 @lru_cache

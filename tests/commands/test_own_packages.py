@@ -294,6 +294,25 @@ def test_code_that_was_changed_after_its_import_is_not_run_as_if_it_were_new(
     assert main(run) == 0
 
 
+def test_a_file_that_is_new_since_the_package_was_imported_is_imported_and_hashed(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a notebook, where a second class is written after a first run."""
+
+    def run(name: str) -> int:
+        return main(["run", "--quiet", f"method=ownlib.{name}.QFair", *TINY, f"output={tmp_path / name}"])
+
+    assert run("fair") == 0
+    before = load_settings(["method=ownlib.fair.QFair"]).code
+    (package / "fairer.py").write_text(FAIR)
+    assert run("fairer") == 0
+    assert "ownlib/fairer.py" in (tmp_path / "fairer" / "code.json").read_text()
+    assert load_settings(["method=ownlib.fairer.QFair"]).code != before
+    (package / "fairer.py").write_text(FAIR.replace("1.0", "3.0"))
+    assert run("fairer") == 1
+    assert "ownlib/fairer.py: changed since this process imported it" in capsys.readouterr().err
+
+
 def test_the_command_for_a_traceback_goes_on_with_the_run_that_it_interrupted(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
