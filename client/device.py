@@ -21,6 +21,7 @@ from client.trainer import LocalExchange, choose_device, memory_format
 from client.transfer import check_unchanged, copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
+from common.config import returned
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
@@ -219,7 +220,7 @@ class Device:
         clock.lap("train")
         kept = request.train and self._keep(store, version, past, local, upload, best=request.keep)
         clock.lap("save")
-        weights = protection.weights(self._uploaded_weights(local, upload))
+        weights = protection.weights(upload.weights or {})
         releases = 0
         if request.train:
             releases = self.privacy.count_release(request.run, self.spec.id, local.model)
@@ -251,16 +252,6 @@ class Device:
             prototypes = prototypes.to("cpu")
         sent = Payload(copied_to_cpu(weights), prototypes, copied_to_cpu(upload.extra), header=header_of(answer))
         return cast_down(sent, self.settings.rounds.transport)
-
-    def _uploaded_weights(self, local: LocalExchange, upload: Upload) -> Mapping[str, Tensor]:
-        """Return the weights that the method uploads: its own choice, or the shared part of the trained model."""
-        if upload.weights is not None:
-            return upload.weights
-        shared: dict[str, Tensor] = {}
-        for name, tensor in local.state.tensors().items():
-            if name in local.state.shared:
-                shared[name] = tensor.contiguous()
-        return shared
 
     def _check(self, request: Request, prototypes: PrototypeSet | None) -> None:
         if request.code != self.settings.code:
@@ -308,14 +299,11 @@ class Device:
         if message.weights and set(message.weights) != state.shared:
             difference = sorted(set(message.weights) ^ state.shared)[:3]
             raise PayloadError(f"the received model does not fit {type(model).__name__}: {', '.join(difference)} ...")
-        weights: dict[str, Tensor] = {}
-        for name in state.tensors():  # in the model's order, which may differ from the message's
-            if name in message.weights:
-                weights[name] = message.weights[name]
-        own_part: dict[str, Tensor] = {}  # what another run kept of the parts that this one shares is not its own
-        for name, tensor in under_prefix(MODEL_PREFIX, kept).items():
-            if name not in state.shared:
-                own_part[name] = tensor
+        # in the model's order, which may differ from the message's
+        weights = {name: message.weights[name] for name in state.tensors() if name in message.weights}
+        # what another run kept of the parts that this one shares is not its own
+        model_part = under_prefix(MODEL_PREFIX, kept)
+        own_part = {name: tensor for name, tensor in model_part.items() if name not in state.shared}
         state.reset()  # an earlier client of this thread may have failed half-way
         try:
             state.install({**state.initial, **own_part, **weights})
@@ -406,12 +394,16 @@ class Device:
             self.method.begin(context)
             trained = local.run()
             trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
-            upload = self.method.upload(context, trained)
+            upload = returned(self.method.upload(context, trained), Upload, self.method.upload)
             protection.check_upload(upload)
         else:
-            upload = self.method.respond(context)
+            upload = returned(self.method.respond(context), Upload, self.method.respond)
         if local.steps is None:  # a captured step writes back what it read
             check_unchanged(self.method.name)
+        if upload.weights is None:
+            state = local.state
+            shared = {name: tensor.contiguous() for name, tensor in state.tensors().items() if name in state.shared}
+            upload = replace(upload, weights=shared)
         return upload, trained
 
     def _keep(

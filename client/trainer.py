@@ -209,13 +209,6 @@ class LocalExchange:
             return None
         return self.cache.features(split, self._split_features)
 
-    def _known_training_features(self) -> Tensor | None:
-        """Return the features of the training split if every epoch sees the same images; ``None`` if it does not."""
-        augmented = self.method.augments and self.settings.data.augmentation.random
-        if augmented or self.views > 1:
-            return None
-        return self._known_features(self.split)
-
     @torch.no_grad()
     def _split_features(self, split: Split) -> Tensor:
         """Return the features ``[N, D]`` of a whole split without augmentation, float32."""
@@ -346,7 +339,8 @@ class LocalExchange:
         draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws).to(self.device)  # moved once: each move waits for CUDA
         batches = self._split(order, self.train.last_batch)
-        known = self._known_training_features()
+        augmented = self.method.augments and self.settings.data.augmentation.random
+        known = None if augmented or self.views > 1 else self._known_features(self.split)
         for chosen in batches[: self.settings.local_steps]:
             if known is not None:
                 yield known[chosen], self.split.labels[chosen]

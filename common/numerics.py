@@ -55,7 +55,12 @@ def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
         states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # the global one
         if on_cuda:
             cuda_states = torch.cuda.get_rng_state_all()
-        _seed_torch(number)
+        # what torch.manual_seed does, on the devices that there are: it notes a traceback for each that is not
+        torch.default_generator.manual_seed(number)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(number)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002
         random.seed(number)
     try:
@@ -67,15 +72,6 @@ def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
             random.setstate(states[2])
             if on_cuda:
                 torch.cuda.set_rng_state_all(cuda_states)
-
-
-def _seed_torch(number: int) -> None:
-    """Do what ``torch.manual_seed`` does, on the devices that there are: it notes a traceback for each that is not."""
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(number)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(number)
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------

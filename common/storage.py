@@ -55,6 +55,9 @@ class Bundle:
     prototypes: PrototypeSet | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_contents(type(self).__name__, {**self.weights, **self.extra}, self.prototypes)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors under the names that they have in messages and files, sorted by name.
 
@@ -185,6 +188,28 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """The safetensors name of each dtype. A file has its tensors in the order of this table, those of one dtype by name."""
+
+
+def check_contents(
+    where: str,
+    tensors: Mapping[str, Tensor],
+    prototypes: PrototypeSet | None = None,
+    dtypes: Container[torch.dtype] = frozenset(DTYPES),
+) -> None:
+    """Check that a class of the user's own made something of dense tensors of some dtypes, and of a prototype set.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    if not isinstance(prototypes, PrototypeSet | None):
+        raise TypeError(f"{where}: prototypes is a {type(prototypes).__name__}, and must be a PrototypeSet")
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.dtype in dtypes and tensor.layout == torch.strided:
+            continue
+        found = " ".join([type(tensor).__name__, *(str(getattr(tensor, each, "")) for each in ("dtype", "layout"))])
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES if dtype in dtypes)
+        raise TypeError(f"{where}: {name} is a {found.strip()}; make it a dense tensor of {known}")
+
 
 MAX_NAME_BYTES = 200
 """Longest name of a client or domain; file systems allow 255 bytes, and indices and suffixes are added."""

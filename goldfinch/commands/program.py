@@ -24,6 +24,9 @@ from server.run.signals import Terminated, terminable
 TRACEBACK = "GOLDFINCH_TRACEBACK"
 """Environment variable; if it is set, an unexpected exception is shown with its traceback."""
 
+NOT_THE_USERS = (str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix)
+"""Folders of Goldfinch's code, Python's and the libraries'."""
+
 
 def _unexpected(error: Exception) -> str:
     """Return the message for an exception that no command expects."""
@@ -38,8 +41,12 @@ def _unexpected(error: Exception) -> str:
         if error.errno in DISK_ADVICE:
             message = f"{message}; {DISK_ADVICE[error.errno]}"
         return printable(message)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return printable(f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})")
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"]
+    for frame in frames:  # the last line of the user's own code says more than Goldfinch's or a library's
+        if Path(frame.filename).is_file() and not frame.filename.startswith(NOT_THE_USERS):
+            places.append(f"{frame.filename}, line {frame.lineno}")
+    return printable(f"{type(error).__name__}: {error} ({places[-1]})")
 
 
 def _how_to_see_more() -> str:

@@ -131,7 +131,9 @@ class Recorder:
         self._write_replies(message, requests, replies, outcome.admitted, [*scaled, *failures])
         if self.server.scoring and not self.scores_new_state:  # scores of the round before come first
             self._write_scores(outcome, requests, failures)
-        self._write_scaled(scaled, outcome)
+        for failure in scaled:
+            factors = {name: round(factor, 6) for name, factor in outcome.scaled[failure.client].items()}
+            self._client_event(SCALED_EVENT, failure.client, reason=failure.reason, factors=factors)
         self._write_capped(outcome)
         for reply in outcome.admitted:
             if reply.answer.lost:
@@ -227,11 +229,6 @@ class Recorder:
         if not size and failure.status not in ("lost", "late"):
             size = len(failure.reason.encode()) + len(failure.traceback.encode())
         return line | _byte_columns("up", {}, size)
-
-    def _write_scaled(self, scaled: Sequence[Failure], outcome: Outcome) -> None:
-        for failure in scaled:
-            factors = {name: round(factor, 6) for name, factor in outcome.scaled[failure.client].items()}
-            self._client_event(SCALED_EVENT, failure.client, reason=failure.reason, factors=factors)
 
     def _write_capped(self, outcome: Outcome) -> None:
         """Report once each client that counts for fewer samples than it registered."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.losses import cross_entropy
 from common.prototypes import PrototypeSet
-from common.storage import Bundle
+from common.storage import Bundle, check_contents
 
 PrototypeMode = Literal["none", "last_epoch_running", "post_eval", "own"]
 """How local prototypes are made: not at all; as class means over the last local epoch (training mode, before each
@@ -149,6 +149,9 @@ class Upload:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     local: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_contents("Upload", {**(self.weights or {}), **self.extra, **self.local}, self.prototypes)
+
 
 @dataclass(frozen=True, eq=False)
 class Update(Bundle):
@@ -188,10 +191,7 @@ class UploadSpec:
 
 def tensor_specs(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, Shape]]:
     """Return dtype and shape of each tensor, as :class:`UploadSpec` has them."""
-    specs: dict[str, tuple[torch.dtype, Shape]] = {}
-    for name, tensor in tensors.items():
-        specs[name] = (tensor.dtype, tuple(tensor.shape))
-    return specs
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings
-from common.storage import GlobalState
+from common.storage import GlobalState, check_contents
 from common.wire.payload import CARRIED
 from strategies.core.context import ClientContext, ServerContext
 from strategies.core.exchange import (
@@ -299,10 +299,8 @@ class Method:
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
         batch = local.forward(images, labels)
-        losses = self.loss(batch, local)
+        losses = returned(self.loss(batch, local), Losses, self.loss)
         where = f"{type(self).__name__}.loss"
-        if not isinstance(losses, Losses):
-            raise TypeError(f"{where} returned a {type(losses).__name__}, not Losses(terms by name)")
         for name, term in losses.terms.items():
             if not isinstance(term, Tensor) or term.numel() != 1:
                 found = f"{type(term).__name__} {list(getattr(term, 'shape', []))}"
@@ -442,11 +440,11 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
     names, known = set(settings.method.shared_names(model)), model.state_dict().keys()
     if not names <= known:
         raise ConfigError(f"method={settings.method.name}: shared_names: the network has no {min(names - known)}")
-    shared: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if name in names:
-            _check_carried(name, tensor)
-            shared[name] = tensor.clone()
+    shared = {name: tensor for name, tensor in model.state_dict().items() if name in names}
+    try:
+        check_contents("the network", shared, dtypes=CARRIED.values())
+    except TypeError as error:
+        raise ConfigError(f"{error}, or a buffer with persistent=False, which stays on each device") from error
     return ServerContext(
         rounds=settings.train.rounds,
         class_count=settings.data.class_count,
@@ -454,23 +452,10 @@ def server_context(settings: RunSettings, model: nn.Module, client_count: int) -
         client_count=client_count,
         train=settings.train,
         device=torch.device("cpu"),
-        shared=shared,
+        shared={name: tensor.clone() for name, tensor in shared.items()},
         parameters=frozenset(names & {name for name, _ in model.named_parameters()}),
         aggregation=settings.aggregation,
         seed=settings.seed,
         new_model=partial(build_model, settings, client_count),
         largest_share=settings.rounds.largest_share,
-    )
-
-
-def _check_carried(name: str, value: object) -> None:
-    found = type(value).__name__
-    if isinstance(value, Tensor):
-        if value.dtype in CARRIED.values() and value.layout == torch.strided:
-            return
-        found = f"a tensor, {value.dtype}, {value.layout}"
-    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CARRIED.values())
-    raise ConfigError(
-        f"the network's {name} is {found}, which messages cannot contain: make it a dense tensor of {known}, or a "
-        "buffer with persistent=False, which stays on each device"
     )

@@ -16,6 +16,11 @@ from goldfinch.cli import main
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 TINY = ["data=glyphs", "train.device=cpu", "train.rounds=2", "train.local_steps=1", "rounds.test_samples=8", "--quiet"]
 SUPER = "    def aggregate(self, state, updates, server):\n        new = super().aggregate(state, updates, server)\n"
+UPLOAD = (
+    "    def upload(self, local, trained):\n        from strategies.core.exchange import Upload\n"
+    "        return Upload(prototypes=trained.prototypes, "
+)
+OF_A_NUMBER = r"ownlib/mine.py\", line \d+, in upload\n.*Upload: a is a int; make it a dense tensor of int64, float64"
 PHASES = "    def phases(self, epochs):\n        from strategies.core.exchange import Phase\n"
 
 
@@ -55,7 +60,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "        server.aggregation.class_means(",
         "aggregate_prototypes returns nothing, and that of Method",
     ),
-    "no losses": ("return Losses(terms)", "return terms", r"loss returned a dict, not Losses\("),
+    "no losses": ("return Losses(terms)", "return terms", r"loss returned a dict; it must return a Losses\("),
     "no return of losses": ("return Losses(terms)", "Losses(terms)", "WarmContrast.loss returns nothing"),
     "a number among losses": (
         "return Losses(terms)",
@@ -75,7 +80,45 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "another state": (
         "    @property",
         f"{SUPER}        return vars(new)\n\n    @property",
-        "aggregate returned a dict, no GlobalState",
+        r"aggregate returned a dict; it must return a GlobalState\(",
+    ),
+    "a state of lists": (
+        "    @property",
+        f"{SUPER}        return GlobalState(new.weights, extra={{'a': [1.0]}}, round=new.round)\n\n    @property",
+        r"GlobalState: a is a list; make it a dense tensor of int64, .*ownlib/mine.py, line \d+\)",
+    ),
+    "a state of complex numbers": (
+        "    @property",
+        f"{SUPER}        extra = {{'a': new.weights['head.bias'] * 1j}}\n"
+        "        return GlobalState(new.weights, new.prototypes, extra, round=new.round)\n\n    @property",
+        r"GlobalState: a is a Tensor torch.complex64 torch.strided; make it .*ownlib/mine.py, line \d+\)",
+    ),
+    "another first state": (
+        "    @property",
+        "    def initial_state(self, weights, server):\n        return weights\n\n    @property",
+        r"initial_state returned a dict; it must return a GlobalState\(",
+    ),
+    "another download": (
+        "    @property",
+        "    def download(self, state, server):\n        return {'weights': state.weights}\n\n    @property",
+        r"download returned a dict; it must return a Download\(",
+    ),
+    "another declaration": (
+        "    @property",
+        "    def expects(self, server):\n        return {'prototypes': True}\n\n    @property",
+        r"expects returned a dict; it must return a UploadSpec\(",
+    ),
+    "another upload": (
+        "    @property",
+        "    def upload(self, local, trained):\n        return {'prototypes': trained.prototypes}\n\n    @property",
+        r"upload returned a dict; it must return a Upload\(",
+    ),
+    "a number that is kept": ("    @property", f"{UPLOAD}local={{'a': 3}})\n\n    @property", OF_A_NUMBER),
+    "a number that is sent": ("    @property", f"{UPLOAD}extra={{'a': 3}})\n\n    @property", OF_A_NUMBER),
+    "vectors in the place of prototypes": (
+        "    @property",
+        f"{UPLOAD.replace('trained.prototypes', 'trained.prototypes.vectors')})\n\n    @property",
+        "Upload: prototypes is a Tensor, and must be a PrototypeSet",
     ),
     "an extra tensor that is not declared": (
         "    @property",
@@ -104,6 +147,11 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "return Losses(terms)",
         "return Losses({'b': batch.cross_entropy() * float('nan')})",
         "the loss b is nan: .*lower train.learning_rate",
+    ),
+    "two infinite losses": (
+        "return Losses(terms)",
+        "a = batch.cross_entropy()\n        return Losses({'b': a * float('nan'), 'c': a * float('inf')})",
+        "the loss b is nan and c is inf: .*lower train.learning_rate",
     ),
     "no return of a state": ("    @property", f"{SUPER}\n    @property", "WarmContrast.aggregate returns nothing"),
     "other dtypes": (

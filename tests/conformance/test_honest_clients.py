@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, method_at_defaults, toy_settings
 from support.unlike import SAMPLES, Unlike
-from torch import Tensor
 
 from client.device import Device
 from common.choices import CONF
@@ -65,16 +64,17 @@ def honest_run(method: str, folder: Path) -> Honest:
     """Run two plain rounds; record what devices send and what the server makes of it."""
     settings = toy_settings(method, folder, data=Unlike(), rounds={"evaluate_every": ROUNDS}, train={"rounds": ROUNDS})
     found = Honest(settings, Run({}, folder))
-    close, send = Federation.close, Device._uploaded_weights
+    close, keep = Federation.close, Device._keep
 
     def closed(self: Federation, state: Any, replies: Sequence[Reply], *arguments: Any, **more: Any) -> Outcome:
         outcome = close(self, state, replies, *arguments, **more)
         found.outcomes.append((self.server.round, self.server.exchange, outcome))
         return outcome
 
-    def uploaded(self: Device, local: Any, upload: Upload) -> Mapping[str, Tensor]:
+    def kept(self: Device, *arguments: Any, **more: Any) -> bool:
+        upload: Upload = arguments[-1]
         found.kept.update(upload.local)
-        return send(self, local, upload)
+        return keep(self, *arguments, **more)
 
     def answered(request: Request, payload: Payload) -> Payload:
         if request.train:
@@ -83,7 +83,7 @@ def honest_run(method: str, folder: Path) -> Honest:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "close", closed)
-        patch.setattr(Device, "_uploaded_weights", uploaded)
+        patch.setattr(Device, "_keep", kept)
         found.done = run(settings, TouchedEngine(settings, edit=answered))
     return found
 
