@@ -205,7 +205,7 @@ def check_groups(data: DataSource, protocol: Protocol, domain: Domain, seed: int
 
 
 def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
-    """Return what no client holds of the training images: how many, and which classes, by domain; empty if nothing.
+    """Return what no client holds of the training images, or several: how many, and which classes; empty if nothing.
 
     Args:
         data: the data set.
@@ -216,6 +216,7 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     for client in protocol.clients(data):
         clients.setdefault(client.domain, []).append(client)
     lines: list[str] = []
+    shared: list[str] = []
     for name, of_domain in clients.items():
         domain = data.load(name)
         try:
@@ -226,7 +227,9 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
             _check_split(protocol, domain, client, part)
         check_groups(data, protocol, domain, seed)
         labels = domain.train.labels
-        held = torch.cat(parts).unique()
+        held, holders = torch.cat(parts).unique(return_counts=True)
+        if len(held[holders > 1]):
+            shared.append(f"{name} {len(held[holders > 1]):,}")
         if len(held) == len(labels):
             continue
         text = f"{name} {len(labels) - len(held):,} of {len(labels):,}"
@@ -234,9 +237,12 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
         if lost:
             text += f" (all of {some_of([str(data.class_names[label]) for label in lost])})"
         lines.append(text)
-    if not lines:
-        return ""
-    return f"training images that no client holds, by this protocol: {'; '.join(lines)}"
+    said: list[str] = []
+    if lines:
+        said.append(f"training images that no client holds, by this protocol: {'; '.join(lines)}")
+    if shared:
+        said.append(f"training images that two or more clients hold, by this protocol: {'; '.join(shared)}")
+    return "\n".join(said)
 
 
 def check_shared_groups(source: DataSource, domains: Sequence[Domain], protocol: Protocol, *, refuse: bool) -> None:

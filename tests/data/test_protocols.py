@@ -11,6 +11,7 @@ import pytest
 import torch
 from data_makers import even_labels, made_up_domain
 
+from common.data.domain import Domain
 from common.data.glyphs import Glyphs
 from common.data.inspection import not_held
 from common.data.office_caltech import OfficeCaltech
@@ -197,6 +198,7 @@ def test_every_protocol_says_how_many_training_images_no_client_holds(name: str)
         assert held < total
         assert f"{domain} {total - held:,} of {total:,}" in said
     assert "all of" not in said
+    assert "two or more clients" not in said
 
 
 def test_classes_without_a_holder_are_named_and_nothing_is_said_where_nothing_is_left_over() -> None:
@@ -209,6 +211,15 @@ def test_classes_without_a_holder_are_named_and_nothing_is_said_where_nothing_is
     lost = sorted(set(range(10)) - set(domain.train.labels[held].tolist()))
     assert len(lost) == 4
     assert said.endswith(f"(all of {', '.join(data.class_names[label] for label in lost)})")
+
+
+def test_images_that_two_clients_hold_are_said() -> None:
+    class Overlapping(Skewed):
+        def split(self, domain: Domain, client: ClientSpec, seed: int) -> torch.Tensor:
+            return torch.arange(100 + client.index)
+
+    said = not_held(Glyphs(domains=("signs",)), Overlapping(), 0)
+    assert said.endswith("\ntraining images that two or more clients hold, by this protocol: signs 101")
 
 
 def test_a_run_says_what_no_client_holds(caplog: pytest.LogCaptureFixture) -> None:
