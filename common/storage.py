@@ -260,11 +260,8 @@ def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    mode = 0o666
-    if private:
-        mode = 0o600
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         with os.fdopen(handle, "wb") as stream:
             for piece in content:
                 stream.write(piece)
@@ -272,8 +269,9 @@ def write_bytes(path: Path, *content: Buffer, private: bool = False) -> None:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # a failed write names no file
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno:  # a failed write names no file, and others the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     _sync_folder(path.parent)

@@ -567,7 +567,7 @@ def _enrol(
         named = [*(node or []), *(each.partition("=")[0] for each in client or [])]
         if len(named) != 1:
             raise ConfigError("--kit is for one device: name it by --node NAME or --client NAME=ID")
-        membership.enrolment_of(folder, None).check_kit(named[0], server)
+        membership.enrolment_of(folder, None).check_kit(named[0], kit, server)
     membership.enrol(folder, node or [], client or [], connection)
     if kit is not None:
         print(f"wrote {membership.make_kit(folder, named[0], kit, server)}: it holds the device's key; see its README")

@@ -139,6 +139,7 @@ def list_devices(
     days = enrolment.certificate_days
     if metrics is not None:
         write_text(metrics, _metrics(listed, days, now, asked=not problem))
+        metrics.chmod(0o644)  # an exporter is another user
     if problem:
         print(f"contact is not known: {problem}", file=sys.stderr)
     if as_json:

@@ -13,7 +13,8 @@ makes one folder per party; each gets its own folder and nothing of the others:
 - ``operator/``: ``ca.crt`` to know the server by, and ``nodes/<name>.pub``, the public keys to enrol.
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
-Private files have mode 0600; what root writes belongs to the owner of its folder. Files that are still good are kept,
+Private files have mode 0600, and any user may enter a new folder, whatever the umask; what root writes belongs to the
+owner of its folder. Files that are still good are kept,
 so the command can run at every start. A server certificate is renewed when it ends within 30 days or when other host
 names are given; without any, it keeps those that it has. Without the authority's key, one that is valid for the names
 given is kept to its end. Keys are kept.
@@ -118,7 +119,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     if files.authority.exists():
         made.append(("kept the authority", files.authority))
     elif copy := _copy_of_authority(files):
-        _write(files.authority, copy.read_bytes(), private=False)
+        hand_over(files.authority, copy.read_bytes(), private=False)
         made.append((f"copied from {copy.parent.name}/", files.authority))
     else:
         _make_authority(files)
@@ -129,7 +130,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
     else:
         made.append(("kept the server's", files.server))
     if not files.superexec_secret.exists():
-        _write(files.superexec_secret, secrets.token_urlsafe(32).encode(), private=True)
+        hand_over(files.superexec_secret, secrets.token_urlsafe(32).encode(), private=True)
         made.append(("made the SuperExec secret", files.superexec_secret))
     for name in nodes:
         if files.node_key(name).exists():
@@ -142,7 +143,7 @@ def ensure(folder: Path, hosts: Sequence[str], nodes: Sequence[str] = (), days: 
             made.append(("made a node's key", files.node_key(name)))
     devices = [files.node(name) for name in nodes if files.node_key(name).exists()]
     for party in [files.server.parent, files.superexec_secret.parent, files.operator, *devices]:
-        _write(party / files.authority.name, files.authority.read_bytes(), private=False)
+        hand_over(party / files.authority.name, files.authority.read_bytes(), private=False)
     return [*(f"{text:28} {path}" for text, path in made), _validity(files)]
 
 
@@ -214,8 +215,8 @@ def _make_authority(files: Certificates) -> None:
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(files.authority_key, _pem(key), private=True)
-    _write(files.authority, certificate.public_bytes(serialization.Encoding.PEM), private=False)
+    hand_over(files.authority_key, _pem(key), private=True)
+    hand_over(files.authority, certificate.public_bytes(serialization.Encoding.PEM), private=False)
 
 
 def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
@@ -247,8 +248,8 @@ def _make_server(files: Certificates, hosts: Sequence[str], days: int) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write(files.server_key, _pem(key), private=True)
-    _write(files.server, certificate.public_bytes(serialization.Encoding.PEM), private=False)
+    hand_over(files.server_key, _pem(key), private=True)
+    hand_over(files.server, certificate.public_bytes(serialization.Encoding.PEM), private=False)
 
 
 def _make_node(files: Certificates, name: str) -> None:
@@ -256,7 +257,7 @@ def _make_node(files: Certificates, name: str) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    _write(files.node_key(name), private, private=True)
+    hand_over(files.node_key(name), private, private=True)
     _publish(files, name)
 
 
@@ -276,8 +277,8 @@ def _publish(files: Certificates, name: str) -> None:
     content = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     content += f" {name}\n".encode()
     dismissed = public.with_suffix(".pub.dismissed")
-    if not (dismissed.exists() and dismissed.read_bytes() == content):
-        _write(public, content, private=False)
+    if not (dismissed.is_file() and dismissed.read_bytes() == content):
+        hand_over(public, content, private=False)
 
 
 def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:
@@ -365,8 +366,12 @@ def _certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} is not a certificate: {error}; remove it to have it made again") from error
 
 
-def _write(path: Path, content: bytes, *, private: bool) -> None:
+def hand_over(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file. Root gives it to the owner of its folder, who could not read a key of root's."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        folder.chmod(0o755)  # root's umask would keep out the users whose files are below
     write_bytes(path, content, private=private)
     path.chmod(0o600 if private else 0o644)
     if hasattr(os, "geteuid") and os.geteuid() == 0:

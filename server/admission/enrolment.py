@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, EngineError, nearest
-from common.storage import write_text
-from server.admission.certificates import Certificates, days_left
-from server.admission.kit import check_kit, write_kit
+from common.regular_files import read_small
+from server.admission.certificates import Certificates, days_left, hand_over
+from server.admission.kit import check_kit, check_place, write_kit
 from server.flower.processes import NOT_REACHED, answer_in, ask_flower, check_connection, in_one_line
 
 UNREGISTERED = "unregistered"
@@ -151,14 +151,14 @@ class Enrolment:
                 devices[path.name.removesuffix(DISMISSED)] = (client, datetime.fromisoformat(when).timestamp())
         return devices
 
-    def check_kit(self, name: str, server: str) -> None:
+    def check_kit(self, name: str, path: Path, server: str) -> None:
         """Check that the kit of a device can be made; see :func:`server.admission.kit.check_kit`.
 
         Raises:
-            ConfigError: the device's key is not here, or ``server`` has no port.
+            ConfigError: the device's key is not here, ``server`` has no port, or ``path`` cannot be written.
         """
         self._check(name)
-        check_kit(Certificates(self.folder.parent), name, server)
+        check_kit(path, Certificates(self.folder.parent), name, server)
 
     def write_kit(self, name: str, path: Path, server: str) -> None:
         """Write the start-up kit of an enrolled device; see :func:`server.admission.kit.write_kit`.
@@ -196,6 +196,7 @@ class Enrolment:
                 "find it with: flwr supernode list, and: flwr supernode unregister NUMBER; then delete "
                 f"{name}.pub and the folder nodes/{name}, so that no one enrols this key again"
             )
+        check_place(self._dismissal(name))
         output = self._call(["supernode", "unregister", kept[0], *self._target])
         if not answer_in(output, NO_ANSWER).get("success"):
             node = self.nodes().get(kept[0], {})
@@ -205,7 +206,7 @@ class Enrolment:
                 raise EngineError(f"{name} could not be dismissed: {in_one_line(output)}")
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
-        write_text(self._dismissal(name), f"{kept[0]} {client} {when}\n")
+        hand_over(self._dismissal(name), f"{kept[0]} {client} {when}\n".encode(), private=False)
         key = self.folder / "nodes" / f"{name}.pub"
         key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
         number.unlink()  # last: without it, an interrupted dismissal could not be repeated
@@ -215,11 +216,13 @@ class Enrolment:
         kept = self._kept(name)
         client = wanted or self._earlier(name, kept)
         key = self.folder / "nodes" / f"{name}.pub"
+        _text(key)  # Flower would wait for ever for what a pipe says
+        check_place(self._number_file(name))
         command = ["supernode", "register", str(key.absolute()), *self._target, "--name", client]
         output = self._call_until_reached(command, ENROL_SECONDS)
         answer = answer_in(output, NO_ANSWER)
         if answer.get("success"):
-            write_text(self._number_file(name), f"{answer['node-id']} {client}\n")
+            hand_over(self._number_file(name), f"{answer['node-id']} {client}\n".encode(), private=False)
             self._dismissal(name).unlink(missing_ok=True)
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
@@ -255,11 +258,10 @@ class Enrolment:
 
     def _kept(self, name: str) -> list[str]:
         """Return a device's number and client as they were enrolled from this folder; empty if it was not."""
-        try:
-            text = self._number_file(name).read_text()
-        except FileNotFoundError:
+        path = self._number_file(name)
+        if not path.exists():
             return []
-        return text.rstrip().split(maxsplit=1)  # a client's name may have spaces
+        return _text(path).rstrip().split(maxsplit=1)  # a client's name may have spaces
 
     def _check(self, name: str) -> None:
         if name in self.known:
@@ -297,8 +299,20 @@ class Enrolment:
         return result.stdout + result.stderr
 
 
+def _text(path: Path) -> str:
+    """Return the text of a file of the operator's folder.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_small(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; correct its rights, or restore it from a backup") from error
+
+
 def _client_and_date(path: Path) -> tuple[str, str]:
     """Return what a dismissed device's file says besides its number; the client is empty if it says none."""
-    _, _, rest = path.read_text().strip().partition(" ")
+    _, _, rest = _text(path).strip().partition(" ")
     client, _, when = rest.rpartition(" ")  # a client's name may have spaces
     return client, when

@@ -11,12 +11,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import tarfile
 import time
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import ConfigError, writing
 from common.storage import write_bytes
 from common.versions import VERSION
 from server.admission.certificates import Certificates
@@ -181,26 +183,49 @@ FILES = {
 """The texts of a kit with their modes. ``@WORDS@`` stand for what differs between devices."""
 
 
-def check_kit(files: Certificates, name: str, server: str) -> None:
+ENOUGH_BYTES = 2**16
+"""What a trial writes: as much as a kit."""
+
+
+def check_place(path: Path) -> None:
+    """Check that a file can be written at ``path``, by one beside it, before a step that cannot be taken back.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    trial = path.with_name(f".{path.name}.trial")
+    try:
+        write_bytes(trial, bytes(ENOUGH_BYTES), private=True)
+        trial.unlink()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_kit(path: Path, files: Certificates, name: str, server: str) -> None:
     """Check that a kit can be made, before anything is enrolled for it.
 
     Args:
+        path: the archive.
         files: the federation's certificates.
         name: the device's name.
         server: ``host:port`` by which the device reaches the server.
 
     Raises:
-        ConfigError: the device's key is not here, or ``server`` has no port.
+        ConfigError: the device's key is not here, ``server`` has no port, or ``path`` cannot be written.
     """
     if not is_address(server):
         found = f"--server {server} is not HOST:PORT" if server else "--kit needs --server HOST:PORT"
         raise ConfigError(f"{found}, as devices reach the proxy, such as fl.example.org:8443 or [2001:db8::1]:8443")
     key, authority = files.node_key(name), files.node(name) / files.authority.name
-    if not key.exists() or not authority.exists():
+    if not key.is_file() or not authority.is_file():
         raise ConfigError(
             f"{key} and {authority.name} next to it are not here: make the kit where they were made, or give the "
             "device a new key (docs/deploy.md, Rotating certificates and keys)"
         )
+    with writing(path, "another --kit"):
+        check_place(path)
 
 
 def write_kit(path: Path, files: Certificates, name: str, client: str, server: str) -> None:
@@ -216,7 +241,7 @@ def write_kit(path: Path, files: Certificates, name: str, client: str, server: s
     Raises:
         ConfigError: as :func:`check_kit`.
     """
-    check_kit(files, name, server)
+    check_kit(path, files, name, server)
     key, authority = files.node_key(name), files.node(name) / files.authority.name
     domain, _, index = client.rpartition("-")
     words = {"NAME": name, "CLIENT": client, "SERVER": server, "VERSION": VERSION, "DOMAIN": domain, "INDEX": index}

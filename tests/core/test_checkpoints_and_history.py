@@ -14,7 +14,7 @@ from common.errors import CheckpointError, ConfigError
 from common.metrics import RoundScore, domain_accuracy, summarise
 from common.prototypes import PrototypeSet
 from common.scores import COLUMNS, score_row
-from common.storage import GlobalState, read_tensors, write_tensors
+from common.storage import GlobalState, read_tensors, write_tensors, write_text
 from goldfinch.commands.report import write_csv
 from goldfinch.record import RunRecord
 from server.run.checkpoint import Checkpoint, Checkpoints
@@ -322,3 +322,11 @@ def test_a_run_of_an_older_version_is_refused_in_plain_words_and_kept(tmp_path: 
     again = run(toy_settings("fedavg", tmp_path, train={"rounds": 1}, overwrite=True))
     assert len(RunRecord(again.folder).round_scores) == 2
     assert not (tmp_path / "history.csv").exists()
+
+
+def test_a_file_that_cannot_be_made_is_named_by_its_own_name(tmp_path: Path) -> None:
+    """The name of the temporary file beside it, which is longer, says nothing to a user."""
+    path = tmp_path / f"{'a' * 245}.json"
+    with pytest.raises(OSError, match="too long") as caught:
+        write_text(path, "{}")
+    assert caught.value.filename == str(path)

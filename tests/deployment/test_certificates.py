@@ -179,17 +179,17 @@ def test_a_renewal_that_was_interrupted_is_made_again(tmp_path: Path, monkeypatc
     """The key is written before its certificate; neither the SuperLink nor nginx starts with one of each."""
     files = Certificates(tmp_path)
     ensure(tmp_path, ["fl.example.org"])
-    write = certificates._write
+    write = certificates.hand_over
 
     def lose_power(path: Path, content: bytes, *, private: bool) -> None:
         if path == files.server:
             raise KeyboardInterrupt
         write(path, content, private=private)
 
-    monkeypatch.setattr(certificates, "_write", lose_power)
+    monkeypatch.setattr(certificates, "hand_over", lose_power)
     with pytest.raises(KeyboardInterrupt):
         ensure(tmp_path, ["fl.example.net"])
-    monkeypatch.setattr(certificates, "_write", write)
+    monkeypatch.setattr(certificates, "hand_over", write)
     assert ensure(tmp_path, ["fl.example.org"])[1].startswith("made the server's (a key of another)")
     assert handshake(files, files.authority, "fl.example.org") == ""
     assert ensure(tmp_path, [])[1].startswith("kept")
@@ -334,6 +334,18 @@ def test_without_the_authority_s_key_a_valid_certificate_is_kept_to_its_end(tmp_
     files.authority_key.write_bytes(key)
     assert "ended or ends in 0 days" in ensure(tmp_path, [])[1]
     assert "cannot be renewed" not in ensure(tmp_path, [])[-1]
+
+
+def test_any_user_may_enter_new_folders_whatever_the_umask(tmp_path: Path) -> None:
+    """Root with the umask 027 kept the SuperLink's user out of the folder above server/, which was given to him."""
+    umask = os.umask(0o077)
+    try:
+        ensure(tmp_path / "new" / "keys", [], ["webcam"])
+    finally:
+        os.umask(umask)
+    folders = [path for path in (tmp_path / "new").rglob("*") if path.is_dir()]
+    assert len(folders) == 8
+    assert {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *folders]} == {0o755}
 
 
 def test_what_root_writes_belongs_to_the_owner_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

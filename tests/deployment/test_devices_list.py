@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -54,10 +55,13 @@ def test_a_silent_superlink_does_not_make_devices_offline_for_a_monitor(
     (tmp_path / "nodes" / "ward-a.number").write_text("7 ward-a-0\n")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     words = ["devices", "list", str(tmp_path), "--metrics", str(tmp_path / "server.prom")]
+    umask = os.umask(0o077)
     for answer, online in ((EngineError("no answer"), None), ({}, 0.0), ({"7": {"status": "online"}}, 1.0)):
         monkeypatch.setattr(Enrolment, "nodes", mock.Mock(side_effect=[answer]))
         assert main(words) == 0
         assert read_gauges(tmp_path / "server.prom").get('device_online{device="ward-a"}') == online
+    os.umask(umask)
+    assert (tmp_path / "server.prom").stat().st_mode & 0o777 == 0o644, "an exporter is another user"
 
 
 def test_each_reply_has_the_time_at_which_it_arrived(run: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError, EngineError
+from server.admission import kit
 from server.admission.enrolment import Enrolment
 
 
@@ -78,14 +81,15 @@ def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: p
         return json.dumps({"success": True})
 
     monkeypatch.setattr(Enrolment, "_call", call)
+    monkeypatch.setattr("server.admission.enrolment.check_place", lambda _: None)  # it writes and deletes, too
     enrolment, folder = Enrolment(tmp_path, None, {}), tmp_path / "nodes"
     folder.mkdir()
     public = folder / "ward-a.pub"
 
-    def stop(_: Path, __: object = None) -> None:
-        raise KeyboardInterrupt
+    def stop(_: Path, __: object = None, *, private: bool = False) -> None:
+        raise KeyboardInterrupt(private)
 
-    for interrupted in (None, "server.admission.enrolment.write_text", "pathlib.Path.replace", "pathlib.Path.unlink"):
+    for interrupted in (None, "server.admission.enrolment.hand_over", "pathlib.Path.replace", "pathlib.Path.unlink"):
         nodes["7"] = "offline"
         public.write_text("a key")
         (folder / "ward-a.number").write_text("7 ward-a-0\n")
@@ -105,3 +109,66 @@ def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: p
     (folder / "ward-a.number").unlink()
     with pytest.raises(ConfigError, match=r"flwr supernode unregister NUMBER; then delete ward-a\.pub"):
         enrolment.dismiss("ward-a")
+
+
+def test_the_superlink_s_user_can_read_what_root_enrolled_and_dismissed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service restores what root has enrolled under a umask of 077."""
+    link = Link()
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: link.call(arguments))
+    enrolment = Enrolment(tmp_path, None, {})
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    umask = os.umask(0o077)
+    try:
+        enrolment.enrol()
+        assert (tmp_path / "nodes" / "ward-a.number").stat().st_mode & 0o777 == 0o644
+        enrolment.dismiss("ward-a")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "nodes" / "ward-a.dismissed-device").stat().st_mode & 0o777 == 0o644
+
+
+def test_nothing_is_asked_of_the_superlink_that_could_not_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that was not kept is lost: the key is in use, and the device would need another."""
+    called: list[str] = []
+
+    def call(_: Enrolment, arguments: Sequence[str]) -> str:
+        called.append(arguments[1])
+        return json.dumps({"success": True, "node-id": "7"})
+
+    monkeypatch.setattr(Enrolment, "_call", call)
+    enrolment = Enrolment(tmp_path, None, {})
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    write = kit.write_bytes
+
+    def full(path: Path, *content: bytes, private: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(kit, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left.*ward-a\.number'"):
+        enrolment.enrol()
+    assert called == []
+    monkeypatch.setattr(kit, "write_bytes", write)
+    enrolment.enrol()
+    monkeypatch.setattr(kit, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left.*ward-a\.dismissed-device'"):
+        enrolment.dismiss("ward-a")
+    assert called == ["register"]
+    assert sorted(path.name for path in (tmp_path / "nodes").iterdir()) == ["ward-a.number", "ward-a.pub"]
+
+
+@pytest.mark.parametrize("ending", ["pub", "number", "dismissed-device"])
+def test_a_pipe_in_the_operator_s_folder_is_named(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it would wait for ever, here or in Flower's own program."""
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: json.dumps({"success": True, "node-id": "7"}))
+    (tmp_path / "nodes").mkdir()
+    if ending != "pub":
+        (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    os.mkfifo(tmp_path / "nodes" / f"ward-a.{ending}")
+    with pytest.raises(ConfigError, match=rf"ward-a\.{ending} cannot be read: .*not a regular file; .*backup"):
+        Enrolment(tmp_path, None, {}).enrol()

@@ -300,6 +300,11 @@ def test_a_server_without_a_port_makes_no_kit(server: str, tmp_path: Path) -> No
         ([], "--kit needs --server HOST:PORT"),
         (["--server", "fl.example.org"], "is not HOST:PORT"),
         (["--server", "fl.example.org:8443"], "make the kit where they were made"),
+        (["--server", "fl.example.org:8443", "--kit", "{keys}"], "Is a directory; choose another --kit"),
+        (
+            ["--server", "fl.example.org:8443", "--kit", "{keys}/server/server.key/x.tar"],
+            "server.key/x.tar: File exists",
+        ),
     ],
 )
 def test_what_a_kit_lacks_is_told_before_the_server_is_asked(
@@ -308,10 +313,12 @@ def test_what_a_kit_lacks_is_told_before_the_server_is_asked(
     """No connection is configured, which would be the first error of an enrolment."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     ensure(tmp_path / "keys", [], ["ward-a"])
-    if "fl.example.org:8443" in more:
+    if more[1:] == ["fl.example.org:8443"]:
         shutil.rmtree(tmp_path / "keys" / "nodes")
-    words = ["devices", "enrol", str(tmp_path / "keys"), "--node", "ward-a", "--kit", str(tmp_path / "kit.tar"), *more]
-    assert main(words) == 1
+    words = ["devices", "enrol", str(tmp_path / "keys"), "--node", "ward-a", *more]
+    if "--kit" not in more:
+        words += ["--kit", str(tmp_path / "kit.tar")]
+    assert main([word.format(keys=tmp_path / "keys") for word in words]) == 1
     assert missing in capsys.readouterr().err
 
 
