@@ -66,11 +66,11 @@ class RunModel:
         if self.chosen.isdigit():
             return kept.at(int(self.chosen))
         if self.chosen not in ("best", "last"):
-            raise ConfigError(f"--round {self.chosen}: best, last or a round's number")
+            raise ConfigError(f"round {self.chosen!r}: choose best, last or a round's number")
         if self.chosen == "best" and not self.has_best:
             raise ConfigError(
                 f"{self.folder} keeps no best round: run again with protocol.validation set to a share of the training "
-                "images, by which it is chosen, or take --round last"
+                "images, by which it is chosen, or take round last"
             )
         if self.chosen == "best":
             kept = Checkpoints(self.folder / "checkpoint", kind=BEST)
@@ -81,7 +81,7 @@ class RunModel:
         if self.chosen == "best" and chosen not in (None, checkpoint.state.round):
             raise CheckpointError(
                 f"{self.folder}: the best round by validation is {chosen}, and the model that is kept as the best is "
-                f"of round {checkpoint.state.round}; --round last takes the newest model"
+                f"of round {checkpoint.state.round}; round last takes the newest model"
             )
         return checkpoint
 

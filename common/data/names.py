@@ -83,8 +83,8 @@ def coinciding(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-RESERVED = ("average", "worst", "spread", "seen", "unseen", "validation", "rounds", "seeds", "MB")
-"""Columns of tables beside those of the domains."""
+RESERVED = ("average", "worst", "spread", "seen", "unseen", "validation", "rounds", "seeds", "MB", "together")
+"""Columns of tables beside those of the domains, and the last line of ``goldfinch evaluate``."""
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:
@@ -116,5 +116,5 @@ def unfit(kind: str, name: str) -> str:
     if shown != name:
         return "has characters that cannot be printed"
     if kind == "domain" and name in RESERVED:
-        return "is that of a column of tables"
+        return "is that of a column of tables, or of their last line"
     return ""

@@ -56,7 +56,8 @@ def evaluate_on_devices(
     try:
         run(settings, quiet=quiet)
     except GoldfinchError as error:
-        error.args = (str(error).replace("another output=", "another --output"),)  # as it is written here
+        text = str(error).replace("another output=", "another --output")  # as it is written here
+        error.args = (text.replace("output=DIR", "--output DIR"),)
         raise
     record = RunRecord(settings.output_folder)
     show_scores(record)

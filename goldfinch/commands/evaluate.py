@@ -35,6 +35,9 @@ SHOWN = {
 }
 """The scores in the table, and the heads of their columns."""
 
+TOGETHER = "together"
+"""The line and the key of all images; :data:`common.data.names.RESERVED` keeps domains from being called so."""
+
 
 def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float | None]:
     """Return the scores of predictions.
@@ -182,7 +185,7 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
         "model": str(folder),
         "part": part,
         "domains": scores,
-        "together": measures(every, truth),
+        TOGETHER: measures(every, truth),
         "recall": _by_class(model.classes, correct / confusion.sum(1)),
         "precision": _by_class(model.classes, correct / confusion.sum(0)),
         "confusion": confusion.tolist(),
@@ -207,7 +210,7 @@ def _by_class(names: Sequence[str], shares: Tensor) -> dict[str, float | None]:
 def _show(results: Mapping[str, Any], names: Sequence[str]) -> None:
     scores = dict(results["domains"])
     if len(scores) > 1:
-        scores["together"] = results["together"]
+        scores[TOGETHER] = results[TOGETHER]
     rows: list[list[str]] = []
     for name, row in scores.items():
         head = name

@@ -136,7 +136,7 @@ def _one_a_folder(jobs: Sequence[Job]) -> list[Job]:
         if other.settings.raw != job.settings.raw:
             raise ConfigError(
                 f"{other.label} and {job.label} would both be in {job.folder}, which is named after the letters and "
-                "digits of the values: make two sweeps of them, each with its own --output"
+                "digits of the values: make two sweeps of them, each with its own folder"
             )
     return list(by_folder.values())
 
@@ -204,7 +204,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     if not overwrite:
         raise ConfigError(
             f"{output} holds another sweep ({shell_line(before)}), and its table would be replaced: choose another "
-            "--output, or add overwrite=true to put this one in its place (finished runs of the same settings are kept)"
+            "folder, or add overwrite=true to put this one in its place (finished runs of the same settings are kept)"
         )
     kept = {job.folder.resolve() for job in plan(arguments, output)[0]}
     place = output.resolve()

@@ -441,7 +441,7 @@ def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str
     for item in labels:
         old, equals, new = item.rpartition("=")
         if not equals or not new:
-            raise ConfigError(f"--label {item}: write it as OLD=NEW, such as --label fedavg=FedAvg")
+            raise ConfigError(f"label {item}: write it as OLD=NEW, such as fedavg=FedAvg")
         matched = [row for row in rows if row.label == old]
         if not matched:
             matched = [row for row in rows if _first_part(row.label) == old]
@@ -449,7 +449,7 @@ def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str
             matched = [row for row in rows if row.runs[0].method_name == old]
         if not matched:
             known = sorted({row.label for row in rows})
-            raise ConfigError(f"--label {item}: no row is called {old!r}; rows: {some_of(list(map(repr, known)))}")
+            raise ConfigError(f"label {item}: no row is called {old!r}; rows: {some_of(list(map(repr, known)))}")
         for row in matched:
             rest = row.label.removeprefix(old)
             if rest == row.label:  # found by the method's name
@@ -459,7 +459,7 @@ def rename(tables: Sequence[Sequence[ScoreRow[RunRecord]]], labels: Sequence[str
         counts = Counter(new_labels[id(row)] for row in table)
         for label, count in counts.items():
             if count > 1 and labels:
-                raise ConfigError(f"--label: {count} rows would be called {label!r}; give each a label of its own")
+                raise ConfigError(f"labels: {count} rows would be called {label!r}; give each a label of its own")
     for row in rows:
         row.label = new_labels[id(row)]
 

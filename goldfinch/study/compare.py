@@ -193,12 +193,12 @@ def studies_of(entrants: Sequence[Entrant], request: CompareRequest) -> list[Tun
 
 def _opened(studies: Sequence[TuningStudy], request: CompareRequest) -> list[SharedStudy]:
     """Return the studies in the storage of a comparison, and make its folder."""
-    with writing(request.output, "another --output"):
+    with writing(request.output, "another folder"):
         request.output.mkdir(parents=True, exist_ok=True)
     storage = storage_of(request.output, request.storage)
     place = str(request.output / JOURNAL)
     if request.storage:
-        place = "the database of --storage"
+        place = "the database"
     return [open_study(study, storage, place, request.remedy) for study in studies]
 
 
@@ -233,7 +233,7 @@ def check_table(studies: Sequence[TuningStudy], request: CompareRequest) -> None
     if more:
         raise ConfigError(
             f"{request.output} holds a larger comparison ({some_of(more, 3)}), and its table would be "
-            "replaced: choose another --output, or add overwrite=true to put this one in its place (what is done is "
+            "replaced: choose another folder, or add overwrite=true to put this one in its place (what is done is "
             "kept)"
         )
 

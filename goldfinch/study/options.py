@@ -69,11 +69,11 @@ class Rules:
             if "choices" in each.metadata:
                 _check_choices(each.name, value, each.metadata["choices"])
             elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"--{each.name} {value}: a comparison needs a whole number, 1 or more")
+                raise ConfigError(f"{each.name} {value}: a comparison needs a whole number, 1 or more")
         if not self.scores:
-            raise ConfigError(f"--scores: choose among {', '.join(SCORES)}")
+            raise ConfigError(f"scores: choose among {', '.join(SCORES)}")
         if self.studies * self.runs > STUDY_SEED:
-            raise ConfigError(f"--studies {self.studies} --runs {self.runs}: at most {STUDY_SEED} final runs a method")
+            raise ConfigError(f"studies {self.studies}, runs {self.runs}: at most {STUDY_SEED} final runs a method")
 
     def seeds_of(self, study: int) -> range:
         """Return the seeds of a study's final runs. No other study has them."""
@@ -103,7 +103,7 @@ def _check_choices(name: str, value: str | Sequence[str], choices: tuple[str, ..
         chosen = [value] if value else []
     for one in chosen:
         if one not in choices:
-            raise ConfigError(f"--{name} {one}: {nearest(one, choices)}")
+            raise ConfigError(f"{name} {one}: {nearest(one, choices)}")
 
 
 NAMES = tuple(each.name for each in fields(Rules))

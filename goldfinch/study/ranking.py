@@ -352,7 +352,7 @@ def notes(ranking: Ranking) -> list[str]:
     if ranked and ranking.base not in ranked:
         sentences.append(f"No differences: {ranking.base}, which the others are compared with, has no rank.")
     if "not tested" in by_verdict and all(row.unit == "seed" for row in ranking.rows):
-        sentences.append("Not tested: the final runs of one study share what it chose; --studies 3 tests methods.")
+        sentences.append("Not tested: the final runs of one study share what it chose; three studies test methods.")
     elif "not tested" in by_verdict:
         sentences.append("Not tested: a test needs three studies that differ.")
     bounds = [row.label for row in ranking.rows if row.bound]

@@ -46,7 +46,7 @@ UNPRUNED = 5
 POLL_SECONDS = 1.0
 """Seconds after which a process that waits for another one looks again."""
 
-OTHER_PLACE = "Choose another --output or --storage"
+OTHER_PLACE = "Choose another folder or storage"
 """What to do if the storage of a comparison holds another one."""
 
 Say = Callable[[str], None]
@@ -452,7 +452,7 @@ def _run_or_resume(
     decision = decide(settings, study=True)
     if decision.step is Step.KEEP:
         raise ConfigError(
-            f"{folder} holds another run, which is kept: {decision.reason}. Choose another --output, or add "
+            f"{folder} holds another run, which is kept: {decision.reason}. Choose another folder, or add "
             "overwrite=true to train again"
         )
 

@@ -129,9 +129,9 @@ def storage_of(output: Path, url: str = "") -> BaseStorage:
             return _database(url)
         except ImportError as error:
             raise ConfigError(
-                f"--storage {driver}://: the database's driver is not installed ({error.__cause__}): "
-                "pip install 'psycopg[binary]' for postgresql+psycopg://, or leave --storage out and let all processes "
-                "share --output"
+                f"storage {driver}://: the database's driver is not installed ({error.__cause__}): "
+                "pip install 'psycopg[binary]' for postgresql+psycopg://, or leave storage out and let all processes "
+                "share the output folder"
             ) from error
 
 
@@ -148,9 +148,9 @@ def _driver(url: str) -> str:
     except (ValueError, sqlalchemy.exc.ArgumentError):  # such as a port that is no number
         pass
     raise ConfigError(
-        f"--storage: {len(url)} characters, which are not shown, are no URL of a database; write it as "
-        "postgresql+psycopg://USER@HOST:PORT/DATABASE, with a number as the port. A folder that all machines see is "
-        "--output"
+        f"storage: {len(url)} characters, which are not shown, are no URL of a database; write it as "
+        "postgresql+psycopg://USER@HOST:PORT/DATABASE, with a number as the port. An output "
+        "folder can be one that all machines see"
     )
 
 
@@ -182,7 +182,7 @@ def database_errors() -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ConfigError(
-            f"--storage: {type(cause).__name__}: {str(cause).partition(chr(10))[0]}; once the database can be used, "
+            f"storage: {type(cause).__name__}: {str(cause).partition(chr(10))[0]}; once the database can be used, "
             "the same command goes on"
         ) from error
 
@@ -198,7 +198,7 @@ def _check_journal(path: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise CheckpointError(f"{error}; delete it to search again, or choose another --output") from error
+        raise CheckpointError(f"{error}; delete it to search again, or choose another folder") from error
 
 
 @contextlib.contextmanager
@@ -217,7 +217,7 @@ def damage(path: object) -> Iterator[None]:
         if isinstance(error, GoldfinchError):
             raise
         raise CheckpointError(
-            f"{path} is damaged or from another program: {error}; delete it to search again, or choose another --output"
+            f"{path} is damaged or from another program: {error}; delete it to search again, or choose another folder"
         ) from error
 
 

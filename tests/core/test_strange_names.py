@@ -13,6 +13,7 @@ from common.client_state import client_stores
 from common.data.names import RESERVED, check_names
 from common.errors import CheckpointError, ConfigError
 from common.storage import check_run_id, folder_name
+from goldfinch.commands.evaluate import TOGETHER
 from goldfinch.results.frames import FACTS, summary_columns
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
@@ -80,10 +81,20 @@ def test_a_checkpoint_with_a_path_as_run_is_not_resumed(name: str, tmp_path: Pat
         ("domain", "red\x1b[31m", "cannot be printed"),
         ("domain", "a\u202eb", "cannot be printed"),
         ("class", "=1+1", "formula"),
-        *[("domain", name, "column of tables") for name in ("average", "worst", "validation", "unseen")],
+        *[("domain", name, "column of tables") for name in ("average", "worst", "validation", "unseen", TOGETHER)],
         *[("domain", fact.name, "column of tables") for fact in FACTS],
     ],
-    ids=["colour", "order", "formula", "average", "worst", "validation", "unseen", *[fact.name for fact in FACTS]],
+    ids=[
+        "colour",
+        "order",
+        "formula",
+        "average",
+        "worst",
+        "validation",
+        "unseen",
+        TOGETHER,
+        *[fact.name for fact in FACTS],
+    ],
 )
 def test_names_that_cannot_be_shown_are_refused_before_a_run(kind: str, name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*rename|rename.*{reason}") as found:
@@ -97,4 +108,4 @@ def test_no_domain_is_called_as_a_column_of_the_tables() -> None:
     rows: Any = [SimpleNamespace(runs=[SimpleNamespace(rules=scores)])]
     columns = [column.removesuffix("_average") for column in summary_columns(rows)]
     columns += [fact.name for fact in FACTS]
-    assert sorted(columns) == sorted(RESERVED)
+    assert sorted([*columns, TOGETHER]) == sorted(RESERVED)

@@ -453,6 +453,6 @@ def test_a_best_model_of_an_earlier_round_is_not_taken_for_the_best(tmp_path: Pa
     assert RunModel(record, "best").checkpoint.state.round == kept.state.round > 0
     earlier = replace(kept, state=replace(kept.state, round=kept.state.round - 1))
     Checkpoints(folder / "checkpoint", kind=BEST).replace(earlier)
-    with pytest.raises(CheckpointError, match=rf"best round by validation is {kept.state.round}, and.*--round last"):
+    with pytest.raises(CheckpointError, match=rf"best round by validation is {kept.state.round}, and.*round last"):
         _ = RunModel(record, "best").checkpoint
     assert RunModel(record, "last").checkpoint.state.round == 3

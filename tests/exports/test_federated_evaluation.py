@@ -67,6 +67,9 @@ def test_the_run_and_its_evaluation_have_the_same_scores(
     assert main(["table", str(tmp_path / "run")]) == 0
     assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1, "it holds a run"
     assert "to replace it, or choose another --output" in capsys.readouterr().err
+    words += ["resume=true", "seed=3"]
+    assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 1, "another run"
+    assert "or add --output DIR to do it as a new run" in capsys.readouterr().err
 
 
 MISTAKES = {

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -325,6 +326,23 @@ def test_runs_under_other_conditions_are_in_tables_of_their_own(folder: Path, tm
     table = gf.table([gf.load_run(tmp_path / "run"), gf.load_run(folder / "fedavg")])
     assert table.index.names == ["table", "method"]
     assert len(table) == 2
+
+
+def test_errors_in_python_speak_of_no_option_of_the_command_line(fpl: gf.Run, tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: gf.table(fpl, labels="nobody=ours"),
+        lambda: gf.table(fpl, labels="ours"),
+        lambda: fpl.model(chosen="first"),
+        lambda: fpl.model(chosen="best"),
+        lambda: fpl.report(tmp_path / "report.pdf"),
+        lambda: gf.compare(["fedavg"], studies=0),
+        lambda: gf.compare(["fedavg"], scores=["all"]),
+        lambda: gf.compare(["fedavg"], data="glyphs", output=tmp_path / "a", storage="junk"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert "--" not in str(caught.value)
 
 
 def test_an_unknown_rule_names_the_known_ones(fpl: gf.Run) -> None:

@@ -257,7 +257,7 @@ def test_the_command_line_writes_the_file(finished_runs: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", ""])
 def test_a_page_is_an_html_file(finished_runs: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--output .*name an \.html file"):
+    with pytest.raises(ConfigError, match=r"name an \.html file"):
         write_report([str(finished_runs / "fedavg-0")], Path(name and tmp_path / name))
     assert not list(tmp_path.iterdir())
 

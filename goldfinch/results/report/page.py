@@ -38,10 +38,10 @@ def write_report(folders: Sequence[str], output: Path | None = None) -> Path:
         ConfigError: there is no run, or the file cannot be written, or is of another kind.
     """
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--output {output}: a report is a page: name an .html file")
+        raise ConfigError(f"{output}: a report is a page: name an .html file")
     tables = group_runs(find_runs(folders, finished=False), name=attrgetter("title"))
     path = output or Path(folders[0]) / "report.html"
-    with writing(path, "another --output"):
+    with writing(path, "another place"):
         write_text(path, render(tables))
     return path
 
