@@ -22,7 +22,7 @@ from common.models.pretrained import WEIGHTS
 from common.models.specs import ModelSpec
 from common.prototypes import PrototypeSet, normalise_rows
 from common.regular_files import file_sha256
-from common.storage import LOCAL_PREFIX, MODEL_PREFIX, read_tensors, under_prefix
+from common.storage import LOCAL_PREFIX, MODEL_PREFIX, finite, read_tensors, under_prefix
 from common.wire.messages import OwnVersion
 
 PROTOTYPES = "prototypes."
@@ -230,6 +230,8 @@ def read_export(folder: Path) -> tuple[Description, dict[str, Tensor], Prototype
         if file_sha256(path) != description.files["safetensors"]["sha256"]:
             raise ValueError("its SHA-256 is not the one in model.json")
         tensors = read_tensors(path)[0]
+        if wrong := [name for name, tensor in tensors.items() if not finite(tensor)]:
+            raise ValueError(f"{wrong[0]} has values that are not finite")
         rows = under_prefix(PROTOTYPES, tensors)
         weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(PROTOTYPES)}
         prototypes = PrototypeSet.empty()

@@ -28,7 +28,8 @@ from common.models.base import Model
 from common.models.convolutional import SmallBackbone
 from common.overrides import quoted_override
 from common.prototypes import PrototypeSet
-from common.storage import under_prefix
+from common.regular_files import file_sha256
+from common.storage import read_tensors, under_prefix, write_tensors
 from goldfinch.cli import main
 from goldfinch.commands.export import RULE, export
 from goldfinch.commands.export import _of_run as of_run
@@ -469,6 +470,20 @@ def test_a_damaged_folder_is_named(case: str, exported: Path, tmp_path: Path, mo
     for path in exported.iterdir():
         (tmp_path / path.name).write_bytes(change(path.read_bytes()) if path.name == name else path.read_bytes())
     with pytest.raises((CheckpointError, ConfigError), match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_no_model(value: float, exported: Path, tmp_path: Path) -> None:
+    """Such a model predicted the first class for every image, with a probability of nan."""
+    tensors, _ = read_tensors(exported / WEIGHTS)
+    name = next(name for name in tensors if name.startswith("head."))
+    tensors[name].view(-1)[0] = value
+    write_tensors(tmp_path / WEIGHTS, tensors)
+    known = json.loads((exported / DESCRIPTION).read_text())
+    known["files"]["safetensors"]["sha256"] = file_sha256(tmp_path / WEIGHTS)
+    (tmp_path / DESCRIPTION).write_text(json.dumps(known))
+    with pytest.raises(CheckpointError, match=rf"{name} has values that are not finite.*export the run again"):
         load_model(tmp_path)
 
 
