@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.run_config import flat
 from common.settings import RunSettings, load_settings
 from goldfinch.reproduction.published import Scale, method_of, published_table, published_tables
+from strategies.parts.server_nets import NetTraining
 
 TABLES = published_tables()
 SCALES: tuple[Scale, ...] = ("paper", "small")
@@ -190,8 +191,14 @@ MADE_WITH = [
     ("fedgca_digits_other_reading", "FedGCA", {"alpha": 0.1, "beta": 10.0}),
     ("fedgca_pacs_other_reading", "FedGCA", {"alpha": 0.1, "beta": 8.0}),
     *(("fedgca_pacs", label, {"fidelity": "released_pacs"}) for label in ("FedADG", "FedADG+RC")),
-    *((name, "FedOPT", {"start": "mean"}) for name in ("fpl_office", "fpl_digits")),
-    *((name, "MOON", {"frozen_mode": "train"}) for name in ("fpl_office", "fpl_digits")),
+    ("fpl_office", "FPL", {"temperature": 0.02, "contrast": 1.0, "consistency": 1.0}),
+    ("fpl_office", "FedProto", {"consistency": 1.0}),
+    ("fpl_office", "FedProx", {"mu": 0.01, "scale": 0.01}),
+    *(
+        (name, "FedOPT", {"start": "mean", "server_learning_rate": 0.5, "momentum": 0.9})
+        for name in ("fpl_office", "fpl_digits")
+    ),
+    *((name, "MOON", {"frozen_mode": "train", "mu": 5.0}) for name in ("fpl_office", "fpl_digits")),
     *(
         (name, "FedProc", {"schedule": "rethinkfl", "prototype_mode": "last_epoch_running", "keep_missing": False})
         for name in ("fpl_office", "fpl_digits")
@@ -201,7 +208,11 @@ MADE_WITH = [
     ("fedplcc_digit5", "FedPLVM", {"contrast": 100.0, "correction": 100.0}),
     ("fedplcc_digit5", "FedPLCC", {"contrast": 100.0, "correction": 1000.0}),
     ("fedplcc_office", "FedPLCC", {"contrast": 20.0, "correction": 200.0}),
+    ("fedplcc_office", "FedPLCC", {"fraction": 0.5}),
     ("fedapc_office", "FedAPC", {"reading": "prototypes", "prototype_views": 2}),
+    ("fedpall_office", "FedPall", {"contrast": 0.1, "divergence": 0.1}),
+    ("fedpall_office", "FedPall", {"server_training": NetTraining(3, 0.01, momentum=0.9, weight_decay=1e-5)}),
+    ("fedpall_office", "RUCR", {"contrast": 0.1, "temperature": 1.0}),
 ]
 
 
