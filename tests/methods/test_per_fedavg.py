@@ -10,11 +10,16 @@ from support.exchanges import local_exchange
 from support.toy import toy_settings
 
 RATE = 0.05
-PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "learning_rate": RATE}
+"""Of round 2, half that of round 1."""
+HALVING = {"schedule": "step", "step_rounds": 1, "step_factor": 0.5}
+PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "learning_rate": 2 * RATE, "rounds": 2, **HALVING}
 
 
-def exchange(tmp_path, train=None, **hyper):
-    return local_exchange(toy_settings("per_fedavg", tmp_path, hyper=hyper, train={**PLAIN, **(train or {})}))
+def exchange(tmp_path, train=None, overrides=(), **hyper):
+    train = {**PLAIN, **(train or {})}
+    return local_exchange(
+        toy_settings("per_fedavg", tmp_path, hyper=hyper, train=train, overrides=overrides), round_number=2
+    )
 
 
 def gradient(model, images, labels):
@@ -67,7 +72,7 @@ def test_a_single_batch_is_a_pair_of_halves(tmp_path):
 
 
 def test_an_only_batch_of_fewer_than_four_samples_is_both_of_its_pair(tmp_path):
-    local = local_exchange(toy_settings("per_fedavg", tmp_path, overrides=("protocol.samples=3",), train=PLAIN))
+    local = exchange(tmp_path, overrides=("protocol.samples=3",))
     (batch,) = local.batches("epoch", 1)
     assert len(batch[1]) == 3
     wanted = pairs_by_autograd(deepcopy(local.model), [(batch, batch)], RATE, RATE)

@@ -53,15 +53,15 @@ def test_effective_steps_are_what_a_constant_gradient_moves(steps, momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_option_ii_in_a_run(momentum, tmp_path):
-    """Every message against the formulas: the change of c_k that is sent, and the c_k that is kept."""
-    rate = 0.01
-    train = {"rounds": 3, "momentum": momentum, "learning_rate": rate, "weight_decay": 0.0}
+    """Every message against the formulas, at a rate that halves: the change of c_k that is sent, and the c_k kept."""
+    train = {"rounds": 3, "momentum": momentum, "learning_rate": 0.02, "weight_decay": 0.0}
+    train |= {"schedule": "step", "step_rounds": 1, "step_factor": 0.5}
     settings = toy_settings("scaffold", tmp_path, train=train)
     done = run(settings, TouchedEngine(settings))
     own = {client: {} for client in done.summary["clients"]}
     for item in (item for item in done.messages if item.request.train):
         mine, answer = own[item.request.client], item.reply
-        divisor = rate * effective_steps(answer.answer.steps, momentum)
+        divisor = 0.02 / 2 ** (item.request.round - 1) * effective_steps(answer.answer.steps, momentum)
         for key, c in item.message.extra.items():
             name = key.removeprefix("control/")
             before = mine.get(key, torch.zeros_like(c))
