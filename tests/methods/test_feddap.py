@@ -101,6 +101,14 @@ def test_the_shares_are_a_softmax_of_summed_cosines(count, temperature):
     assert elements(found) == pytest.approx(shares_in_loops(members, temperature), abs=1e-9)
 
 
+def test_the_clients_of_a_domain_are_fused_at_the_released_temperature():
+    members = 1 + 0.05 * torch.rand(5, FEATURES, generator=torch.Generator().manual_seed(0))
+    fused = FedDAP().fuse(PrototypeSet(members, torch.zeros(5, dtype=torch.int64), torch.ones(5))).vectors[0]
+    shares = torch.tensor(shares_in_loops(members.double(), 0.001), dtype=torch.float64)
+    assert 0.1 < float(shares.max()) < 0.9
+    torch.testing.assert_close(fused, (shares @ members.double()).float(), rtol=1e-4, atol=0)
+
+
 def test_rows_of_zero_length_share_alike():
     assert elements(fusion_shares(torch.zeros(3, 8, dtype=torch.float64), 0.001)) == pytest.approx([1 / 3] * 3)
 

@@ -90,6 +90,8 @@ def test_four_rounds_are_the_released_ones(threshold, momentum, tmp_path):
     for number in range(1, 5):
         trained = [float64(model_state("client", number, index)) for index in range(3)]
         trained[2]["layer.weight"] *= 5
+        if number == 1:
+            trained[0]["layer.bias"] = state.weights["layer.bias"]  # updates of exactly 0
         replies = []
         for index, client in enumerate(everyone):
             reply, own[index] = sent(method, tmp_path, state.weights, trained[index], own[index], client)

@@ -173,6 +173,7 @@ def test_the_other_protections():
     noise = noisy - features
     assert float(noise.mean()) == pytest.approx(0, abs=0.02)
     assert float(noise.std()) == pytest.approx(1, abs=0.02)
+    assert not torch.allclose(noise[0], noise[1], atol=0.1)
     _, both = protected(protection="both")
     _, mixed = protected(protection="mix")
     mask = both != 0
