@@ -86,7 +86,7 @@ def test_a_published_table_names_its_paper_by_the_list(path: Path) -> None:
 
 PAGES = [
     path
-    for folder in ("small", "paper_net", "paper")
+    for folder in ("small", "paper")
     for path in sorted((ROOT / "docs" / "results" / folder).glob("*.md"))
     if path.stem in published_tables()
 ]

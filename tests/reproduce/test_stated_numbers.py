@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 import statistics
@@ -14,20 +13,14 @@ from pathlib import Path
 import pytest
 from support.boards import BOARD, read_runs
 from support.recorded_pages import PAGES, RESULTS, rows_of, section
-from support.scored import scored_run
 
 from bench.rows import read_all
 from goldfinch.papers import NAMES
-from goldfinch.record import RunRecord
-from goldfinch.reproduction.comparison import Comparison, Line, agreement
+from goldfinch.reproduction.comparison import agreement
 from goldfinch.reproduction.effects import Effect, percent
-from goldfinch.reproduction.pages import _chance, _ours
 from goldfinch.reproduction.published import published_table
-from goldfinch.results.rows import ScoreRow
 from goldfinch.results.statistics import Difference, holm, paired_difference
 from goldfinch.study.ranking import StudyRun, rank_methods, ranked_table
-
-NET = [path for path in PAGES if path.parent.name == "paper_net"]
 
 
 def words(path: Path) -> str:
@@ -86,39 +79,6 @@ def test_the_page_on_weighting_has_the_recorded_runs() -> None:
 
 def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-
-
-def recorded_run(method: str, seed: int, folder: Path, rule: str) -> RunRecord:
-    """A run of which ``summary.json`` and ``scores.jsonl`` were kept."""
-    run = scored_run(0.0, seed=seed, method=method)
-    scores = json.loads((folder / "summary.json").read_text())["scores"]
-    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-    vars(run).update(rules={rule: scores[rule]}, score_lines=lines)
-    return run
-
-
-@pytest.mark.parametrize("path", NET, ids=lambda path: path.stem)
-def test_the_order_on_the_paper_s_net_is_that_of_the_kept_records_with_ties_on_counts(path: Path) -> None:
-    table, text = published_table(path.stem), path.read_text()
-    runs: dict[str, dict[int, Path]] = {}
-    for row in read_all(RESULTS / "reproduced.csv"):
-        kept = path.with_suffix("") / row["folder"] / f"seed-{row['seed']}"
-        if row["page"].endswith(f"/paper_net/{path.name}") and (kept / "summary.json").exists():
-            runs.setdefault(row["row"], {})[int(row["seed"])] = kept
-    rows = {row.label: row for row in table.rows}
-    lines = []
-    for label, folders in runs.items():
-        kept = [recorded_run(label, seed, folders[seed], table.rule) for seed in sorted(folders)]
-        lines.append(Line(rows[label], ScoreRow(label, kept)))
-    found = Comparison(table, "paper_net", tuple(lines), (0,))
-    assert found.tolerance(found.columns) > 1e-3  # there is a history to count in
-    assert _chance(found) in text
-    ours = _ours(found)  # without a record of bytes
-    stated = [line.strip("| ").split(" | ") for line in section(text, "Ours").splitlines() if line.startswith("| ")]
-    for number, cells in enumerate(line for line in stated[1:] if line[1] != "not run"):
-        bold = {(number, place) for place, cell in enumerate(cells) if cell.startswith("**")}
-        assert bold == {(row, place) for row, place in ours.strong if row == number}
-        assert [cell.strip("*") for cell in cells[:-2]] == list(ours.rows[number][:-2])
 
 
 Curves = dict[tuple[str, str, str, str], dict[int, dict[str, float]]]

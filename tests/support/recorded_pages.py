@@ -19,10 +19,7 @@ from goldfinch.results.seeds import Value
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGES = sorted(
-    path
-    for folder in ("small", "paper_net", "paper")
-    for path in (RESULTS / folder).glob("*.md")
-    if path.stem != "README"
+    path for folder in ("small", "paper") for path in (RESULTS / folder).glob("*.md") if path.stem != "README"
 )
 
 OFFICE = {"amazon": 152, "caltech": 178, "webcam": 46, "dslr": 24}
