@@ -98,6 +98,8 @@ class DataSource(ABC):
     root: FolderName | None = None
 
     def __post_init__(self) -> None:
+        kind = type(self).__name__
+        check(hasattr(self, "name"), f'{kind} has no name; write name: ClassVar[str] = "{kind.lower()}" there')
         check(len(self.domains) > 0, "domains must name at least one domain")
         check_names("domain", self.domains)
         for domain in self.domains:
