@@ -437,7 +437,7 @@ class Runs(list[Run]):
             labels: other names of rows or methods, ``OLD=NEW``, such as ``"fpl=FPL (ours)"``.
 
         Raises:
-            ConfigError: no run was scored, a run lacks the metric, a label fits no row, or rule or values are unknown.
+            ConfigError: no run was scored, no run has the metric, a label fits no row, or rule or values are unknown.
         """
         from goldfinch.results.frames import Values, wide_table
         from goldfinch.results.table import tables_of

@@ -178,9 +178,12 @@ class ScoreTable:
         """Return the notes on :attr:`left_out`."""
         unfinished: list[str] = []
         unscored: list[str] = []
+        lacking: list[str] = []
         for run in self.left_out:
             name = f"{run.method_name} with seed {run.seed} ({run.folder})"
-            if run.scored:
+            if run.metric not in run.measures:
+                lacking.append(name)
+            elif run.scored:
                 unfinished.append(f"{name}, {run.status} after round {run.rounds_done}")
             else:
                 unscored.append(name)
@@ -192,6 +195,11 @@ class ScoreTable:
             )
         if unscored:
             notes.append(f"Left out, since they score no test images: {some_of(unscored, MAX_LEFT_OUT)}.")
+        if lacking:
+            notes.append(
+                f"Left out, since they lack this metric: {some_of(lacking, MAX_LEFT_OUT)}; a run has it with "
+                "rounds.scores=true or own_metric=."
+            )
         return notes
 
     def _reply_notes(self) -> list[str]:

@@ -41,7 +41,7 @@ def scored_tables(folders: Sequence[str], metric: str = "accuracy", labels: Sequ
         labels: other labels of rows; see :func:`goldfinch.results.groups.rename`.
 
     Raises:
-        ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
+        ConfigError: no run was scored, no run has the metric, or a label fits no row.
     """
     runs = find_runs(folders)
     return tables_of(runs, metric, labels, unfinished=unfinished_runs(folders, runs), option="--metric")
@@ -71,7 +71,7 @@ def tables_of(
         option: how the user named the metric, for messages.
 
     Raises:
-        ConfigError: no run was scored, a run does not have the metric, or a label fits no row.
+        ConfigError: no run was scored, no run has the metric, or a label fits no row.
     """
     scored = [run.by_metric(metric) for run in runs if run.scored]
     if not runs:
@@ -81,13 +81,14 @@ def tables_of(
         raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
     check_metric(metric, scored, option)
     left_out = [*unfinished, *[run for run in runs if not run.scored]]
-    tables = group_runs(scored, left_out=left_out)
+    left_out += [run for run in scored if metric not in run.measures]
+    tables = group_runs([run for run in scored if metric in run.measures], left_out=left_out)
     rename([table.rows for table in tables], labels)
     return tables
 
 
 def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
-    """Check that every run has a metric.
+    """Check that a run has a metric.
 
     Args:
         metric: the metric's name.
@@ -95,7 +96,7 @@ def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
         option: how the user named it, for messages.
 
     Raises:
-        ConfigError: no run knows the metric, or one of them lacks it.
+        ConfigError: no run knows the metric.
     """
     known = dict(METRICS)
     for run in runs:
@@ -103,8 +104,6 @@ def check_metric(metric: str, runs: Sequence[RunRecord], option: str) -> None:
     if metric not in known:
         more = "runs with rounds.scores=true have those of confidence, such as auroc"
         raise ConfigError(f"{option} {metric}: {nearest(metric, known)}; {more}")
-    for run in runs:
-        _ = run.measure  # raises if the run lacks it
 
 
 def check_columns(columns: Sequence[str], tables: Sequence[ScoreTable], rule: str, form: str) -> None:

@@ -504,14 +504,19 @@ def test_a_private_device_refuses_a_metric_of_the_server_s(tmp_path: Path) -> No
         device.answer(request_to(settings), Payload())
 
 
-def test_a_table_of_a_metric_that_a_run_lacks_names_the_run(
+def test_a_table_of_a_metric_leaves_out_a_run_that_lacks_it_and_names_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(toy_settings("fedavg", tmp_path / "plain"))
-    assert main(["table", str(folder), str(tmp_path), "--metric", "auroc"]) == 1
-    told = capsys.readouterr().err
-    assert str(tmp_path / "plain") in told
-    assert "rounds.scores=true" in told
+    command = ["table", str(folder), str(tmp_path), "--metric", "auroc", "--format"]
+    assert main([*command, "json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert len(table["rows"]) == 2
+    (note,) = [note for note in table["notes"] if "lack this metric" in note]
+    assert str(tmp_path / "plain") in note
+    assert "rounds.scores=true" in note
+    assert main([*command, "csv"]) == 0
+    assert str(tmp_path / "plain") in capsys.readouterr().err
     shutil.copytree(folder / "fedavg-1", tmp_path / "damaged")
     events = tmp_path / "damaged/events.jsonl"
     rewrite(events, lambda line: {name: line[name] for name in line if name != "values"})
