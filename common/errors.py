@@ -45,7 +45,10 @@ class PrivacyError(GoldfinchError):
 IN_A_NEW_RUN = "in a new run"
 """What the text of an error says that would come again if the run were resumed."""
 
-DIVERGED = f"training diverged; lower train.learning_rate or set train.clip_norm, {IN_A_NEW_RUN}"
+DIVERGED = (
+    f"training diverged; lower train.learning_rate or set train.clip_norm, {IN_A_NEW_RUN}; in a method of your own "
+    "look for 0 / 0, too, such as a mean of nothing"
+)
 """Why a number of a model is not finite or much too large, and what to do."""
 
 BUDGET_SPENT = "the privacy budget is spent"

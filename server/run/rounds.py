@@ -152,7 +152,7 @@ class RoundLoop:
             enough = len(participants)  # oversampling is for the first exchange
             del outcome  # the next exchange has replies of its own to hold
         if names := state.not_finite():
-            problem = f"has values in {names} that are not finite: {DIVERGED}"
+            problem = f"has values in {names} that are not finite, made of finite replies: {DIVERGED}"
             raise unusable(problem, number, trained=self.trained)
         try:
             cast_down(Payload(state.weights), self.settings.rounds.transport)

@@ -244,7 +244,8 @@ class FlowerStrategy(Strategy):
             if server.exchange == self.settings.method.exchanges[-1]:
                 if names := closed.state.not_finite():
                     raise ConfigError(
-                        f"the state after round {server.round} has values in {names} that are not finite: {DIVERGED}"
+                        f"the state after round {server.round} has values in {names} that are not finite, made of "
+                        f"finite replies: {DIVERGED}"
                     )
                 self.state = replace(closed.state, round=server.round)
             self._participants = {update.client.id for update in closed.updates}

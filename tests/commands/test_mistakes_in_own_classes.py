@@ -146,7 +146,20 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "infinite loss": (
         "return Losses(terms)",
         "return Losses({'b': batch.cross_entropy() * float('nan')})",
-        "the loss b is nan: .*lower train.learning_rate",
+        "the loss b is nan: .*lower train.learning_rate.*0 / 0",
+    ),
+    "a mean of nothing that is sent": (
+        "    @property",
+        "    def expects(self, server):\n        import torch\n        from strategies.core.method import UploadSpec\n"
+        "        return UploadSpec(prototypes=True, extra={'a': (torch.float32, ())})\n\n"
+        f"{UPLOAD}extra={{'a': local.weights['head.bias'][:0].mean()}})\n\n    @property",
+        r"a has (1 of 1 )?values that are not finite: .*0 / 0",
+    ),
+    "a mean of nothing in the state": (
+        "    @property",
+        f"{SUPER}        extra = {{'a': new.weights['head.bias'][:0].mean()}}\n"
+        "        return GlobalState(new.weights, new.prototypes, extra, round=new.round)\n\n    @property",
+        "has values in extra/a that are not finite, made of finite replies: .*0 / 0",
     ),
     "two infinite losses": (
         "return Losses(terms)",
@@ -215,6 +228,7 @@ def test_a_mistake_in_a_method_is_named(mistake: str, package: Path, capsys: pyt
 PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "client twice": ("ClientSpec(domain, index)", "ClientSpec(domain, 0)", "ByLabel.clients has sketch-0 twice"),
     "no client": ("return tuple(", "return () and tuple(", "ByLabel.clients is empty"),
+    "names of clients": ("ClientSpec(domain, index)", "f'{domain}-{index}'", r"clients has .*'sketch-0'.*ClientSpec\("),
     "not ascending": (".sort().values", ".flip(0)", r"split of sketch-0 must be an int64 tensor \[n\] of distinct"),
     "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
     "no tensor": (".sort().values", ".tolist()", "it is list"),
@@ -340,6 +354,9 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     forget("ownlib")
     error = said(package, "data-set", "labels[:cut]", "labels[:cut + 1]", words, capsys)
     assert "archives: domain 'day': 48 images need as many labels" in error
+    forget("ownlib")
+    error = said(package, "data-set", '    name: ClassVar[str] = "archives"\n', "", words, capsys)
+    assert 'Archives has no name; write name: ClassVar[str] = "' in error
     forget("ownlib")
     error = said(package, "data-set", "return Domain(domain,", "return Domain('dusk',", words, capsys)
     assert "domain 'day' was read as Domain('dusk', ...)" in error
