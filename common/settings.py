@@ -135,7 +135,7 @@ class RunSettings:
         """The clients: those of the protocol, or one that holds the samples of all of them (:attr:`Method.pools`)."""
         clients = returned(self.protocol.clients(self.data), tuple, self.protocol.clients)
         for client in clients:
-            if not isinstance(client, ClientSpec):
+            if not isinstance(client, ClientSpec) or not isinstance(client.domain, str):
                 found = f"{type(self.protocol).__name__}.clients has {client!r:.99}"
                 raise ConfigError(f"{found}; it must have ClientSpec(domain, 0), (domain, 1) ...")
         if self.method.pools:

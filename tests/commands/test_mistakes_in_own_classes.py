@@ -229,6 +229,11 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "client twice": ("ClientSpec(domain, index)", "ClientSpec(domain, 0)", "ByLabel.clients has sketch-0 twice"),
     "no client": ("return tuple(", "return () and tuple(", "ByLabel.clients is empty"),
     "names of clients": ("ClientSpec(domain, index)", "f'{domain}-{index}'", r"clients has .*'sketch-0'.*ClientSpec\("),
+    "domain and number exchanged": (
+        "ClientSpec(domain, index)",
+        "ClientSpec(index, domain)",
+        r"clients has ClientSpec\(domain=0.*ClientSpec\(domain, 0\)",
+    ),
     "not ascending": (".sort().values", ".flip(0)", r"split of sketch-0 must be an int64 tensor \[n\] of distinct"),
     "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
     "no tensor": (".sort().values", ".tolist()", "it is list"),

@@ -179,7 +179,9 @@ def test_a_state_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(FedAvg, "average", diverged)
     monkeypatch.setattr("strategies.core.federation.tensor_specs", lambda tensors: {})
-    with pytest.raises(ConfigError, match=r"round 1 has values in .* not finite: .*lower train\.learning_rate"):
+    with pytest.raises(
+        ConfigError, match=r"round 1 has values in .* not finite, made of finite replies: .*lower train\.learning_rate"
+    ):
         strategy.aggregate_fit(1, answers, [])
 
 
