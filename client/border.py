@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from client.private_folder import ALLOW, PrivateFolder
+from client.private_folder import PrivateFolder
 from common.data.domain import DataSource, Domain
 from common.errors import DataError, ImageSideError, RepeatedImageError
 
@@ -233,16 +233,11 @@ class Border(PrivateFolder):
 
     def _read(self) -> dict[str, dict[str, str]]:
         path = self.folder / BORDER
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        written = self._content(BORDER, "the sides of this device's images")
+        if written is None:
             return {"sides": {}, "splits": {}}
-        except OSError as error:
-            raise DataError(
-                f"{path}, the sides of this device's images, cannot be read: {error.strerror}; {ALLOW}"
-            ) from error
         try:
-            content = json.loads(text)
+            content = json.loads(written)
             parts: dict[str, dict[str, str]] = {}
             for part in ("sides", "splits"):
                 parts[part] = {str(key): str(value) for key, value in content[part].items()}

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from common.accounting import DELTA
 from common.gauges import gauge
+from common.regular_files import read_small
 
 WRITE_SECONDS = 10.0
 """Time between two writes of the file."""
@@ -249,7 +250,7 @@ def _ledgers(state: Path | None, delta: float) -> Iterator[Used]:
         return
     for path in sorted(state.glob(LEDGERS)):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            ledger = json.loads(path.read_text())
+            ledger = json.loads(read_small(path))
             used = float(ledger["epsilon"]) if ledger.get("delta") == delta else None
             releases = 0
             for entry in ledger["releases"]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client.private_folder import ALLOW, PrivateFolder
+from client.private_folder import PrivateFolder
 from common.contract import (
     CLIENTS,
     EPOCHS,
@@ -86,18 +86,15 @@ class KeptTerms(PrivateFolder):
             self._write(KEPT, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
     def _read(self) -> dict[str, dict[str, str]]:
+        written = self._content(KEPT, "what this device serves")
+        if written is None:
+            return {}
         try:
-            content: Any = json.loads(self.path.read_text(encoding="utf-8"))
+            content: Any = json.loads(written)
             domains: dict[str, dict[str, str]] = {}
             for domain, terms in content.items():
                 domains[str(domain)] = {str(term): str(value) for term, value in terms.items()}
             return domains
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise DataError(
-                f"{self.path}, what this device serves, cannot be read: {error.strerror}; {ALLOW}"
-            ) from error
         except (ValueError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{self.path} is damaged, so it is not known what this device serves, and nothing is sent: restore it; "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from client.border import Border
-from client.private_folder import ALLOW, PrivateFolder
+from client.private_folder import PrivateFolder
 from common.accounting import composed, new_accountant
 from common.contract import Contract
 from common.errors import BUDGET_SPENT, BudgetSpentError, DataError, PrivacyError
@@ -152,14 +152,11 @@ class Ledger(PrivateFolder):
 
     def _read(self) -> list[Spent]:
         path = self.folder / LEDGER
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        content = self._content(LEDGER, "the record of releases")
+        if content is None:
             return []
-        except OSError as error:
-            raise DataError(f"{path}, the record of releases, cannot be read: {error.strerror}; {ALLOW}") from error
         try:
-            return [_entry(entry) for entry in json.loads(text)["releases"]]
+            return [_entry(entry) for entry in json.loads(content)["releases"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path} is damaged, so the releases of this device's data are not known, and nothing is sent: "

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from common.errors import DataError
+from common.regular_files import MAX_TENSOR_FILE, check_regular, read_small
 from common.storage import write_text
 
 SECRET = "secret"  # noqa: S105  # the name of a file
@@ -65,19 +67,35 @@ class PrivateFolder:
         with self._locked():
             remedy = "delete it"
             kept = self.folder / self.needs_secret
-            if self.needs_secret and kept.exists():
+            if self.needs_secret and os.path.lexists(kept):
                 remedy = f"restore it, because {kept} says nothing without it; deleting both forgets what it holds"
-                if not path.exists():
+                if not os.path.lexists(path):
                     raise DataError(f"{path}, this device's secret, is missing: {remedy}")
-            if not path.exists():
+            if not os.path.lexists(path):
                 self._write(SECRET, secrets.token_hex(SECRET_BYTES) + "\n")
             try:
-                key = bytes.fromhex(path.read_text(encoding="ascii"))
+                key = bytes.fromhex(read_small(path))
             except (OSError, ValueError) as error:
                 raise DataError(f"{path}, this device's secret, cannot be read: {error}; {remedy}") from error
         if len(key) != SECRET_BYTES:
             raise DataError(f"{path}, this device's secret, has {len(key)} bytes, not {SECRET_BYTES}; {remedy}")
         return key
+
+    def _content(self, name: str, what: str) -> bytes | None:
+        """Return the content of a file; ``None`` if it was never written. A link to nothing was: its disk is absent.
+
+        Raises:
+            DataError: it cannot be read, or is a folder or a pipe.
+        """
+        path = self.folder / name
+        if not os.path.lexists(path):
+            return None
+        try:
+            check_regular(path, MAX_TENSOR_FILE)
+            return path.read_bytes()
+        except OSError as error:
+            reason = error.strerror or "it is not a regular file"
+            raise DataError(f"{path}, {what}, cannot be read: {reason}; {ALLOW}") from error
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -265,7 +265,7 @@ def _publish(files: Certificates, name: str) -> None:
     """Write a device's public key if it is missing and was not dismissed.
 
     Raises:
-        ConfigError: its key cannot be read.
+        ConfigError: its key cannot be read, or that which was dismissed.
     """
     path, public = files.node_key(name), files.node_public_key(name)
     if public.exists():
@@ -277,8 +277,15 @@ def _publish(files: Certificates, name: str) -> None:
     content = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     content += f" {name}\n".encode()
     dismissed = public.with_suffix(".pub.dismissed")
-    if not (dismissed.is_file() and dismissed.read_bytes() == content):
-        hand_over(public, content, private=False)
+    try:
+        if os.path.lexists(dismissed) and read_small_bytes(dismissed) == content:
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"{dismissed}, the key of {name} that was dismissed, cannot be read: {error}; restore it from a backup, or "
+            f"remove it to admit {name} again"
+        ) from error
+    hand_over(public, content, private=False)
 
 
 def _server_outdated(files: Certificates, hosts: Sequence[str]) -> str:

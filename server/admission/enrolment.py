@@ -196,7 +196,10 @@ class Enrolment:
                 "find it with: flwr supernode list, and: flwr supernode unregister NUMBER; then delete "
                 f"{name}.pub and the folder nodes/{name}, so that no one enrols this key again"
             )
-        check_place(self._dismissal(name))
+        key = self.folder / "nodes" / f"{name}.pub"
+        kept_key = key.with_suffix(".pub.dismissed")
+        for path in (self._dismissal(name), kept_key):
+            check_place(path)
         output = self._call(["supernode", "unregister", kept[0], *self._target])
         if not answer_in(output, NO_ANSWER).get("success"):
             node = self.nodes().get(kept[0], {})
@@ -207,10 +210,9 @@ class Enrolment:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
         hand_over(self._dismissal(name), f"{kept[0]} {client} {when}\n".encode(), private=False)
-        key = self.folder / "nodes" / f"{name}.pub"
-        key.replace(key.with_suffix(".pub.dismissed"))  # so that enrolling all does not bring it back
+        key.replace(kept_key)  # so that enrolling all does not bring it back
         number.unlink()  # last: without it, an interrupted dismissal could not be repeated
-        return f"dismissed; its key is refused from now on, and kept as {key.name}.dismissed"
+        return f"dismissed; its key is refused from now on, and kept as {kept_key.name}"
 
     def _enrol(self, name: str, wanted: str) -> str:
         kept = self._kept(name)

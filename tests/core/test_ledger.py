@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,9 @@ SYSTEM = "privacy.randomness=system"
 SPENT = re.compile(r"the privacy budget is spent: .*; nothing was sent")
 NOISE = {"prototypes": 1.0, "weights": 1.0}
 BRIGHT = ClientSpec("bright", 0)
+NO_FILE = pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("absent")], ids=["folder", "pipe", "link to nothing"]
+)
 
 
 def private(output: Path, *overrides: str, **more: Any) -> RunSettings:
@@ -87,16 +92,18 @@ def test_releases_are_counted_by_run_and_client_for_good(tmp_path: Path) -> None
         "[]",
         '{"releases": [{}]}',
         "many",
+        "\udcff",
         '{"releases": [{"run": "", "client": "", "multipliers": {}, "count": -1}]}',
     ],
-    ids=["empty", "list", "entry", "word", "fewer than none"],
+    ids=["empty", "list", "entry", "word", "no text", "fewer than none"],
 )
 def test_a_damaged_ledger_sends_nothing(damage: str, tmp_path: Path) -> None:
     Ledger(tmp_path).spend("one", "a-0", NOISE, [])
-    (tmp_path / LEDGER).write_text(damage)
+    written = damage.encode(errors="surrogateescape")
+    (tmp_path / LEDGER).write_bytes(written)
     with pytest.raises(DataError, match="restore it"):
         Ledger(tmp_path).spend("one", "a-0", NOISE, [])
-    assert (tmp_path / LEDGER).read_text() == damage
+    assert (tmp_path / LEDGER).read_bytes() == written
 
 
 def test_releases_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
@@ -511,14 +518,24 @@ def test_a_full_disk_is_no_reason_for_an_empty_ledger(tmp_path: Path, monkeypatc
         ClientStore(tmp_path / "client").save(Version(0, 1), {"a": torch.ones(1)})
 
 
+@NO_FILE
 @pytest.mark.parametrize(("kind", "name"), [(Ledger, LEDGER), (Border, BORDER), (KeptTerms, KEPT)])
 def test_a_file_that_this_user_may_not_read_names_the_next_step(
-    kind: type[PrivateFolder], name: str, tmp_path: Path
+    kind: type[PrivateFolder], name: str, make: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    (tmp_path / name).mkdir()
+    """A pipe would be waited for, and a link to a disk that is absent would be an empty ledger."""
+    make(tmp_path / name)
     folder: Any = kind(tmp_path)
     with pytest.raises(DataError, match=rf"{name}, .* cannot be read: .*; let the node's user read .*in state-dir"):
         folder._read()
+
+
+@NO_FILE
+def test_a_secret_that_is_no_file_is_not_made_anew(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / SECRET)
+    with pytest.raises(DataError, match=r"this device's secret, cannot be read: .*; delete it"):
+        Ledger(tmp_path).keyed_hash("a text")
+    assert not (tmp_path / SECRET).is_file()
 
 
 def test_a_border_without_its_secret_is_not_begun_anew(tmp_path: Path) -> None:

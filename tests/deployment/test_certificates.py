@@ -492,6 +492,13 @@ def test_a_key_whose_other_half_was_not_written_is_made_whole(
     public.replace(public.with_suffix(".pub.dismissed"))
     ensure(tmp_path, [], ["ward-a"])
     assert not public.exists(), "what was dismissed stays dismissed"
+    dismissed = public.with_suffix(".pub.dismissed")
+    for make in (Path.mkdir, os.mkfifo, lambda path: path.symlink_to("absent")):
+        dismissed.rmdir() if dismissed.is_dir() else dismissed.unlink()
+        make(dismissed)
+        with pytest.raises(ConfigError, match=r"ward-a\.pub\.dismissed, the key .* cannot be read: .*backup"):
+            ensure(tmp_path, [], ["ward-a"])
+        assert not public.exists()
     shutil.rmtree(files.node("ward-b"))
     capsys.readouterr()
     made_for = ["--kit", str(tmp_path / "b.tar"), "--server", "fl.example.org:8443"]

@@ -158,6 +158,11 @@ def test_nothing_is_asked_of_the_superlink_that_could_not_be_written_down(
     monkeypatch.setattr(kit, "write_bytes", full)
     with pytest.raises(OSError, match=r"No space left.*ward-a\.dismissed-device'"):
         enrolment.dismiss("ward-a")
+    monkeypatch.setattr(kit, "write_bytes", write)
+    (tmp_path / "nodes" / "ward-a.pub.dismissed").mkdir()
+    with pytest.raises(OSError, match=r"Is a directory.*ward-a\.pub\.dismissed'"):
+        enrolment.dismiss("ward-a")
+    (tmp_path / "nodes" / "ward-a.pub.dismissed").rmdir()
     assert called == ["register"]
     assert sorted(path.name for path in (tmp_path / "nodes").iterdir()) == ["ward-a.number", "ward-a.pub"]
 
