@@ -16,6 +16,7 @@ from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
 from common.text import printable, quantity
+from goldfinch.exports.formats import check_finite
 from goldfinch.folders import files_below
 
 MAX_SHOWN = 40
@@ -23,7 +24,7 @@ MAX_SHOWN = 40
 
 
 def predict(folder: Path, places: Sequence[Path], output: Path | None = None) -> int:
-    """Print the class of every image and write the chosen files; return 1 if an image could not be read, else 0.
+    """Print the class of every image and write the chosen files; return 1 if an image has no result, else 0.
 
     Args:
         folder: an exported model.
@@ -84,10 +85,10 @@ def _row(model: TrainedModel, path: Path, remarks: list[Any]) -> dict[str, Any]:
     """Return the result for one image, and add to ``remarks`` what reading made of it.
 
     Raises:
-        DataError: the image cannot be read.
+        DataError: the image cannot be read, or the model's outputs for it are not finite.
     """
     outputs = model(model.read(path, remarks=remarks)[None])
-    probabilities = outputs["probabilities"][0]
+    probabilities = check_finite(outputs["probabilities"], str(path))[0]
     chosen = int(probabilities.argmax())
     row = {"image": str(path), "class": model.classes[chosen], "probability": round(float(probabilities[chosen]), 6)}
     if "distances" in outputs:

@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, GoldfinchError, nearest, writing
+from common.errors import DIVERGED, ConfigError, DataError, GoldfinchError, nearest, writing
 from common.exports.description import DESCRIPTION, Description
 from common.exports.model import PROTOTYPES, TrainedModel, load_model
 from common.extras import libraries_of
 from common.models.pretrained import WEIGHTS
 from common.prototypes import PrototypeSet
 from common.storage import with_prefix, write_json, write_tensors, write_text
+from common.text import quantity
 from goldfinch.exports.card import CARD, model_card
 
 Predictor = Callable[[Tensor], Tensor]
@@ -184,8 +185,24 @@ def _fill(
 
 @torch.no_grad()
 def in_batches(predict: Predictor, images: Tensor) -> Tensor:
-    """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, :data:`BATCH` at a time."""
-    return torch.cat([predict(part.float() / 255) for part in images.split(BATCH)])
+    """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, :data:`BATCH` at a time.
+
+    Raises:
+        DataError: see :func:`check_finite`.
+    """
+    outputs = torch.cat([predict(part.float() / 255) for part in images.split(BATCH)])
+    return check_finite(outputs, f"one or more of {quantity(len(images), 'image')}")
+
+
+def check_finite(outputs: Tensor, images: str) -> Tensor:
+    """Return the outputs of a model for images after checking them: of large finite weights, sums may overflow.
+
+    Raises:
+        DataError: an output is not finite.
+    """
+    if not bool(outputs.isfinite().all()):
+        raise DataError(f"the model's outputs for {images} are not finite: {DIVERGED}")
+    return outputs
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,17 @@ from support.runs import run
 from support.toy import DOMAINS, Toy, toy_settings
 
 from common.confidence import CALIBRATION_BINS
+from common.errors import DataError
 from common.exports import load_model
+from common.exports.description import DESCRIPTION
+from common.models.pretrained import WEIGHTS
+from common.regular_files import file_sha256
+from common.storage import read_tensors, write_tensors
 from goldfinch.cli import main
 from goldfinch.commands.evaluate import domains_of, evaluate, measures
 from goldfinch.commands.export import export
 from goldfinch.commands.predict import predict
+from goldfinch.exports.formats import Content, write_export
 from goldfinch.record import RunRecord
 
 NAMES = Toy().class_names
@@ -34,6 +42,23 @@ FOREIGN = "data.augmentation={mean:[0.5],std:[0.01],normalisation:fixed}"
 def picture(pictures: Path) -> Path:
     return min((pictures / "dark" / "test").rglob("*.png"))
 
+
+@pytest.fixture
+def overflowing(exported: Path, tmp_path: Path) -> Path:
+    """An exported model with weights that are finite, and so large that the sums of its head are not."""
+    folder = shutil.copytree(exported, tmp_path / "overflowing")
+    path, description = folder / WEIGHTS, json.loads((folder / DESCRIPTION).read_text())
+    tensors, metadata = read_tensors(path)
+    for name in tensors:
+        if name.startswith("head."):
+            tensors[name] = torch.full_like(tensors[name], 3e38)
+    write_tensors(path, tensors, metadata)
+    description["files"]["safetensors"]["sha256"] = file_sha256(path)
+    (folder / DESCRIPTION).write_text(json.dumps(description))
+    return folder
+
+
+NOT_FINITE = "the model's outputs for .* are not finite: training diverged; lower train.learning_rate"
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
 
@@ -85,6 +110,22 @@ def test_predictions_go_to_json_with_all_probabilities(exported: Path, picture: 
     assert set(row["probabilities"]) == set(NAMES)
     assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert max(row["probabilities"], key=row["probabilities"].__getitem__) == row["class"]
+
+
+def test_outputs_that_overflow_are_no_prediction_no_score_and_no_export(
+    overflowing: Path, picture: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "predictions.csv"
+    assert main(["evaluate", str(overflowing), str(picture), "--output", str(output)]) == 1
+    assert re.search(f"skipped: {NOT_FINITE}".replace(".*", re.escape(str(picture))), capsys.readouterr().err)
+    assert "nan" not in output.read_text()
+    assert main(["evaluate", str(overflowing), "data=folder", f"data.root={pictures}"]) == 1
+    assert re.search(f"^error: {NOT_FINITE}", capsys.readouterr().err)
+    model = load_model(overflowing)
+    images = torch.zeros(2, 3, model.image_size, model.image_size, dtype=torch.uint8)
+    content = Content(replace(model.description, files={}), model.net.state_dict(), model.prototypes, images)
+    with pytest.raises(DataError, match=NOT_FINITE):
+        write_export(tmp_path / "again", content, ["safetensors"])
 
 
 def test_images_in_a_folder_that_a_link_leads_to_are_predicted(exported: Path, picture: Path, tmp_path: Path) -> None:
