@@ -88,6 +88,7 @@ DISK_ADVICE = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.EIO: "check that disk (dmesg)",
+    errno.EISDIR: "move that folder away",
 }
 """What to do if a disk answers with an error number."""
 

@@ -408,9 +408,12 @@ class Series:
         """Return a file's content.
 
         Raises:
-            ValueError: the file is incomplete or was changed.
+            ValueError: the file is incomplete or was changed, or is no file.
         """
-        tensors, metadata = read_tensors(self.path(number))
+        path = self.path(number)
+        if os.path.lexists(path) and not path.is_file():
+            raise ValueError("it is a folder, a pipe or a link to nothing")
+        tensors, metadata = read_tensors(path)
         facts = json.loads(metadata.get("goldfinch", "null"))
         if not isinstance(facts, dict):
             raise ValueError("its facts are not a JSON object")

@@ -16,7 +16,7 @@ from common.errors import ConfigError, DataError, writing
 from common.exports.model import TrainedModel, load_model
 from common.storage import write_text
 from common.text import printable, quantity
-from goldfinch.exports.formats import check_finite
+from goldfinch.exports.formats import finite_outputs
 from goldfinch.folders import files_below
 
 MAX_SHOWN = 40
@@ -88,7 +88,7 @@ def _row(model: TrainedModel, path: Path, remarks: list[Any]) -> dict[str, Any]:
         DataError: the image cannot be read, or the model's outputs for it are not finite.
     """
     outputs = model(model.read(path, remarks=remarks)[None])
-    probabilities = check_finite(outputs["probabilities"], str(path))[0]
+    probabilities = finite_outputs(outputs["probabilities"], str(path))[0]
     chosen = int(probabilities.argmax())
     row = {"image": str(path), "class": model.classes[chosen], "probability": round(float(probabilities[chosen]), 6)}
     if "distances" in outputs:

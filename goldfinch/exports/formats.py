@@ -188,13 +188,13 @@ def in_batches(predict: Predictor, images: Tensor) -> Tensor:
     """Return ``predict`` of all ``images [N, 3, S, S]`` uint8, scaled to 0..1, :data:`BATCH` at a time.
 
     Raises:
-        DataError: see :func:`check_finite`.
+        DataError: see :func:`finite_outputs`.
     """
     outputs = torch.cat([predict(part.float() / 255) for part in images.split(BATCH)])
-    return check_finite(outputs, f"one or more of {quantity(len(images), 'image')}")
+    return finite_outputs(outputs, f"one or more of {quantity(len(images), 'image')}")
 
 
-def check_finite(outputs: Tensor, images: str) -> Tensor:
+def finite_outputs(outputs: Tensor, images: str) -> Tensor:
     """Return the outputs of a model for images after checking them: of large finite weights, sums may overflow.
 
     Raises:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.errors import CheckpointError, EngineError
 from common.prototypes import PrototypeSet
 from common.storage import Series
+from server.run.checkpoint import Checkpoints
+from server.run.conduct import storage_errors
 from server.run.prototype_log import PrototypeLog, read_pages
 
 
@@ -33,6 +36,24 @@ def test_a_file_that_took_another_s_place_is_damaged(tmp_path: Path) -> None:
     series.path(1).replace(series.path(2))
     with pytest.raises(ValueError, match=r"round-000002\.safetensors: its content does not match its hash"):
         series.newest(lambda entry: entry)
+
+
+def test_what_is_no_file_is_damaged_and_the_one_before_is_used(tmp_path: Path) -> None:
+    """A resumed run would end with an OSError each time, and say nothing of the file before."""
+    series = filled(tmp_path, 1, 2, 3, 4)
+    for number in (2, 3, 4):
+        series.path(number).unlink()
+    series.path(2).mkdir()
+    os.mkfifo(series.path(3))
+    series.path(4).symlink_to("absent")
+    assert series.newest(lambda entry: entry.number) == 1
+    with pytest.raises(CheckpointError, match=r"round-000002\.safetensors is damaged: it is a folder, a pipe or a link"):
+        Checkpoints(series.folder).at(2)
+    step = "Is a directory; move that folder away, then go on with resume=true"
+    with pytest.raises(EngineError, match=step), storage_errors(tmp_path):
+        series.write(2, {"w": torch.ones(1)})
+    series.write(3, {"w": torch.ones(1)})
+    assert series.newest(lambda entry: entry.number) == 3
 
 
 def test_only_what_is_to_be_kept_stays(tmp_path: Path) -> None:
