@@ -14,7 +14,7 @@ from common.data.file_kinds import kind_of_file
 from common.data.image_files import decode_image, image_files
 from common.errors import DataError
 from common.extras import libraries_of
-from common.regular_files import check_within
+from common.regular_files import MAX_TENSOR_FILE, check_regular, check_within
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -42,6 +42,7 @@ def decompressed(path: Path) -> bytes:
         DataError: it is missing, cut short or damaged.
     """
     try:
+        check_regular(path, MAX_TENSOR_FILE)  # reading a pipe would block
         data = path.read_bytes()
         if data.startswith(b"\x1f\x8b"):
             return gzip.decompress(data)
@@ -154,6 +155,7 @@ def read_listed(place: Path, list_name: str, image_size: int, locate: Callable[[
         return np.stack([decode_image(file, image_size, str(file)) for file in files]), labels
     found: dict[str, bytes] = {}
     try:
+        check_regular(place, MAX_TENSOR_FILE)
         with tarfile.open(place) as archive:
             for member in archive:
                 if not member.isfile():

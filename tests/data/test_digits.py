@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import os
 import struct
 import tarfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from data_makers import even_labels, levels, write_image
 from PIL import Image
 
 from common.data.batches import Split
-from common.data.digit_files import read_idx, read_mat
+from common.data.digit_files import decompressed, read_idx, read_listed, read_mat
 from common.data.digits import Digits, pooled
 from common.errors import DataError
 
@@ -227,3 +228,11 @@ def write_all(root: Path, files: dict[str, bytes]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "set")
+    with pytest.raises(DataError, match="set is not a regular file"):
+        decompressed(tmp_path / "set")
+    with pytest.raises(DataError, match="set is not a regular file"):
+        read_listed(tmp_path / "set", "list.txt", 8, str)
