@@ -20,6 +20,7 @@ from flwr.compat.common.recorddict_compat import (
     recorddict_to_getpropertiesres,
 )
 from flwr.serverapp.grid import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from common.errors import EngineError, PayloadError
 from common.wire.messages import Registration, Request
@@ -401,26 +402,28 @@ class FlowerEngine:
             node = self._nodes[request.client]
             ttl = seconds + GRACE_SECONDS
             messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(request.round)))
-        clients = {}
-        for request, identity in zip(requests, self._push(messages), strict=True):
-            if identity is not None:
-                clients[identity] = request.client
-        return clients
+        pushed = zip(requests, self._push(messages), strict=True)
+        return {identity: request.client for request, identity in pushed if identity is not None}
 
     def _push(self, messages: Sequence[Message]) -> list[str | None]:
-        """Send messages. Return the id of each; ``None`` for a message that Flower did not accept."""
+        """Send messages. Return the id of each; ``None`` for a message that Flower did not accept.
+
+        If the answer to a part is lost, Flower sends the part again, and the SuperLink refuses what it has. All is sent
+        again then, which is to send what is missing.
+        """
         if not messages:
             return []
-        with self._limit:
-            accepted = set(self.grid.push_messages(messages))
-        identities: list[str | None] = []
-        for message in messages:
-            identity = message.metadata.message_id
-            if identity in accepted:
-                identities.append(identity)
-            else:
-                identities.append(None)
-        return identities
+        accepted: set[str] = set()
+        for more in (True, True, True, False):
+            try:
+                with self._limit:
+                    accepted = set(self.grid.push_messages(messages))
+                break
+            except ObjectPushError:
+                if not more:
+                    raise
+        identities = [message.metadata.message_id for message in messages]
+        return [identity if identity in accepted else None for identity in identities]
 
     def _pull(self, identities: set[str]) -> Iterator[tuple[str, Message | None]]:
         """Yield the complete replies to messages as :meth:`.Inbox.pull` does, each received within the time limit."""

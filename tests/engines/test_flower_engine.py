@@ -439,3 +439,30 @@ def test_why_a_reply_is_lost_is_what_the_engine_knows(grid: Any, code: int, onli
     assert failure.status == "lost"
     place = "its node is online" if online else "its node is offline"
     assert re.fullmatch(rf"no reply \d+ s after it was asked; {place}: .+ \(.+\)", failure.reason, re.DOTALL)
+
+
+def test_a_part_that_is_sent_again_since_its_answer_was_lost_does_not_end_the_run() -> None:
+    """Flower repeats the call, the SuperLink has the part and refuses it: ObjectPushError ended the run."""
+    asked_for: list[Any] = []
+
+    def answer(message: Any) -> Any:
+        asked_for.append(message)
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "it was reached"), reply_to=message)
+
+    there = Deployment(answer)
+    engine = engine_of(there, "c")
+    lost: list[str] = []
+    calls = there.__getattr__
+
+    def push_object(request: Any) -> Any:
+        response = calls("PushObject")(request)
+        if len(lost) == 3:
+            return response
+        lost.append(request.object_id)
+        return calls("PushObject")(request)  # what Flower does after a lost answer
+
+    there.PushObject = push_object
+    _, (failure,) = engine.exchange(Payload(), asked("c"), 5.0)
+    assert len(lost) == 3
+    assert "it was reached" in failure.reason
+    assert len(asked_for) == 1, "a device trains once"
