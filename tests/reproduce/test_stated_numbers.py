@@ -619,7 +619,7 @@ def test_what_pages_say_of_two_hundred_rounds_agrees_with_the_runs() -> None:
     of_fedpall = study_scores(samples["fedpall"])
     assert f"FedPall has no weights of clients; after 200 rounds {cell(of_fedpall)}" in text
     of_fedbn = statistics.mean(study_scores(samples["fedbn"]))
-    stated = f"in 200 FedBN has {of_fedbn:.1f}, FedPall {statistics.mean(of_fedpall):.1f} |"
+    stated = f"in 200 FedBN has {of_fedbn:.1f}, FedPall {statistics.mean(of_fedpall):.1f}, on Digits"
     assert stated in words(RESULTS / "recommendation.md")
     changes = {
         method: paired_difference(study_scores(uniform[method]), study_scores(samples[method])) for method in uniform
@@ -654,3 +654,83 @@ def image_weighted(accuracy: Mapping[str, float], images: Mapping[str, int]) -> 
     """The share of all test images that are right, in per cent."""
     right = sum(accuracy[name] * count for name, count in images.items())
     return right / sum(images.values())
+
+
+# ---- with views ------------------------------------------------------------------------------------------------------
+
+VIEWS = (("samples", 60), ("samples", 200), ("uniform", 200))
+"""The weighting and the rounds of each pair of columns of the table."""
+
+
+def runs_with_views(weighting: str, rounds: int) -> dict[str, list[StudyRun]]:
+    """The final runs on random-convolution views, by method."""
+    found: dict[str, list[StudyRun]] = {}
+    for run in read_runs(RESULTS / "trained_views.csv"):
+        wanted = f"office_caltech-small-views_randconv-{weighting}"
+        if (run.board, run.kind, run.rounds) == (wanted, "final", rounds):
+            found.setdefault(run.method, []).append(run)
+    return found
+
+
+def test_the_table_with_views_has_the_scores_of_its_runs() -> None:
+    stated = {cells[0]: cells[1:] for cells in rows_of(section((RESULTS / "trained.md").read_text(), "With views"))}
+    searched = runs_with_views(*VIEWS[0])
+    expected: dict[str, list[str]] = {method: [] for method in searched}
+    for weighting, rounds in VIEWS:
+        found = runs_with_views(weighting, rounds)
+        assert found.keys() == searched.keys()
+        base = study_scores(found["fedavg"])
+        for method, runs in found.items():
+            assert {run.number: run.values for run in runs} == {run.number: run.values for run in searched[method]}
+            minus = "" if method == "fedavg" else difference(study_scores(runs), base)
+            expected[method] += [cell(study_scores(runs)), minus]
+    assert stated == expected
+
+
+def test_what_pages_say_of_views_agrees_with_the_runs() -> None:
+    text = words(RESULTS / "trained.md")
+    scores: dict[tuple[str, int, str], list[float]] = {}
+    p_values: list[str] = []
+    for weighting, rounds in VIEWS:
+        found = runs_with_views(weighting, rounds)
+        for method, runs in found.items():
+            scores[weighting, rounds, method] = study_scores(runs)
+        (ranking,) = rank_methods([run for runs in found.values() for run in runs])
+        corrected = {row.label: row.p for row in ranking.rows}
+        p_values.append(f"{corrected['fedgca']:.3f} and {corrected['feddyn']:.3f}")
+    assert f"p {p_values[0]} after Holm; later {p_values[1]}, uniform {p_values[2]}" in text
+    terms = [difference(scores[*each, "fedgca"], scores[*each, "feddyn"]) for each in VIEWS]
+    assert f"FedGCA minus FedDyn, which is FedGCA without its two terms: {terms[0]}, {terms[1]}, {terms[2]}" in text
+    plain = {(weighting, 200): long_runs("office_caltech", weighting) for weighting in ("samples", "uniform")}
+    plain["samples", 60] = {}
+    for run in read_runs(RESULTS / "trained.csv"):
+        if run.kind == "final":
+            plain["samples", 60].setdefault(run.method, []).append(run)
+    gains = [difference(scores[*each, "fedavg"], study_scores(plain[each]["fedavg"])) for each in VIEWS]
+    assert f"Views alone, FedAvg with minus without: {gains[0]}, {gains[1]}, {gains[2]}" in text
+    uniform = study_scores(plain["uniform", 200]["fedavg"])
+    best = difference(scores["uniform", 200, "feddyn"], uniform)
+    assert f"minus FedAvg by uniform weights without views: {best}" in text
+    means = {key: statistics.mean(found) for key, found in scores.items()}
+    for each, by_method in plain.items():
+        for method in by_method.keys() - {"fedbn", "fedpall"}:
+            means[*each, f"{method} without views"] = statistics.mean(study_scores(by_method[method]))
+    assert max(means, key=means.__getitem__) == ("uniform", 200, "feddyn"), "the page says so"
+    assert f"and FedDyn with views {best} more" in words(RESULTS / "recommendation.md")
+    small = runs_with_views(*VIEWS[0])
+    shares = [domain_mean(small[method], name) for method in ("fedgca", "fedavg") for name in ("dslr", "webcam")]
+    assert f"FedGCA has {shares[0]} and {shares[1]} %, FedAvg {shares[2]} and {shares[3]} %" in text
+    later = [validation_gains(weighting, 200, "office_caltech with views") for weighting in ("samples", "uniform")]
+    ends = [statistics.mean(found.values()) for found in later]
+    assert f"**Length**: validation gains {ends[0]:.1f} points by samples, {ends[1]:.1f} uniform" in text
+
+
+def test_what_pages_say_of_fedpall_on_digits_agrees_with_its_runs() -> None:
+    runs = read_runs(RESULTS / "trained_digits.csv")
+    short = [run for run in runs if (run.kind, run.method) == ("final", "fedpall")]
+    later = long_runs("digits", "samples")
+    minus = difference(study_scores(later["fedpall"]), study_scores(later["fedbn"]))
+    text = words(RESULTS / "trained.md")
+    sixty, last = cell(study_scores(short)), cell(study_scores(later["fedpall"]))
+    assert f"in sixty rounds {sixty}, in 200 FedPall {last} (minus FedBN {minus}; " in text
+    assert f"on Digits {minus} |" in words(RESULTS / "recommendation.md")
