@@ -89,6 +89,7 @@ class NodeState:
 
     Args:
         name: the client that the node's key is enrolled for, empty without one; ``None`` while the node is offline.
+        until: when it is offline unless it reports, on the monotonic clock.
         due: when to ask the node for its clients, on the monotonic clock; infinite once it was asked.
         invited: whether the node was ever asked for its clients.
         asked: when it was last asked for them, on the monotonic clock.
@@ -97,6 +98,7 @@ class NodeState:
     """
 
     name: str | None = None
+    until: float = inf
     due: float = 0.0
     invited: bool = False
     asked: float = 0.0
@@ -178,10 +180,7 @@ class FlowerEngine:
                 self._note_registration(identity, message)
             self._admit_registered(admit, admitted, failures)
             absent = self._absent(expected) - admitted
-            if self._awaits_first_reply():
-                current_deadline = first_reply_deadline
-            else:
-                current_deadline = deadline
+            current_deadline = first_reply_deadline if self._awaits_first_reply() else deadline
             if self._count_refused(failures, absent) >= len(absent) or current_deadline.passed:
                 break
             report(sorted(absent))
@@ -225,11 +224,7 @@ class FlowerEngine:
 
     def _absent(self, expected: Sequence[str]) -> set[str]:
         """Return the expected clients and those with a node that is offline."""
-        absent = set(expected)
-        for client, node in self._nodes.items():
-            if not self._is_online(node):
-                absent.add(client)
-        return absent
+        return {*expected, *(client for client, node in self._nodes.items() if not self._is_online(node))}
 
     def _awaits_first_reply(self) -> bool:
         """Return whether a node was asked for its clients and has not lost a reply before."""
@@ -256,7 +251,8 @@ class FlowerEngine:
         with self._limit:
             nodes = list(self.grid.get_nodes())
         for info in nodes:
-            self._states.setdefault(info.node_id, NodeState()).name = info.name
+            state = self._states.setdefault(info.node_id, NodeState())
+            state.name, state.until = info.name, time.monotonic() + info.online_until - time.time()
         for identity, node in list(self._inbox.late.items()):
             if not self._is_online(node):  # a node that went offline has forgotten its request
                 del self._inbox.late[identity]
@@ -521,6 +517,9 @@ class FlowerEngine:
     def _pause(self, deadline: Deadline, *, has_reply: bool = False) -> None:
         """Sleep until the next poll; see :data:`MAX_DELAY_SHARE`.
 
+        A node that was killed is offline for a moment only, from when it ought to have reported to when it is back, and
+        only then does Flower say that its request is lost: that moment is not slept through.
+
         Args:
             deadline: when the wait ends; the pause grows with the time since it began.
             has_reply: a reply has just arrived, so that others are likely to follow at once.
@@ -528,6 +527,11 @@ class FlowerEngine:
         pause = max(MIN_PAUSE_SECONDS, self._inbox.poll_seconds / MAX_POLLING_SHARE)
         if not has_reply:
             pause = max(pause, MAX_DELAY_SHARE * deadline.elapsed)
+        left = min([state.until for state in self._states.values() if state.online], default=inf) - time.monotonic()
+        if left > 0:
+            pause = min(pause, left + MIN_PAUSE_SECONDS)
+        else:
+            self._update_nodes()
         pause = min(pause, MAX_PAUSE_SECONDS, deadline.left)
         time.sleep(max(0.0, pause))
 

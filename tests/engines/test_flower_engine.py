@@ -466,3 +466,32 @@ def test_a_part_that_is_sent_again_since_its_answer_was_lost_does_not_end_the_ru
     assert len(lost) == 3
     assert "it was reached" in failure.reason
     assert len(asked_for) == 1, "a device trains once"
+
+
+@pytest.mark.parametrize("back", [10.1, 12.5])
+def test_the_moment_in_which_a_killed_node_is_offline_is_not_slept_through(
+    back: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ought to report within ten seconds, is then offline until it is back, and has forgotten its request."""
+    there = Deployment(scripted(None))
+    engine = engine_of(there, "c")
+    node, began = engine._nodes["c"], time.time()
+    found = there.world.link.nodes[node]
+    found.online_until = began + 10
+
+    class Restart(Clock):
+        def time(self) -> float:
+            return began + self.now
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if 10 <= self.now < back:
+                found.online_until = began - 1
+            elif self.now >= back:
+                found.online_until = began + 3600
+
+    clock = Restart()
+    monkeypatch.setattr(flower_engine, "time", clock)
+    monkeypatch.setattr(flower_engine, "MAX_DELAY_SHARE", 10.0)  # as after a minute of waiting
+    _, (failure,) = engine.exchange(Payload(), asked("c"), 300.0)
+    assert (failure.status, clock.now < back) == ("lost", True)

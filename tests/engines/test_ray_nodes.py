@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.toy import toy_settings
 
+from common.data.protocols import ClientSpec
 from server.flower import submit
 
 
@@ -19,7 +20,7 @@ def test_nodes_of_many_clients_host_several(
     """Flower lists all nodes in every round, so that a node per client takes minutes with thousands of clients."""
     overrides = ("engine=ray",)
     settings = toy_settings("fedavg", tmp_path, overrides=overrides)
-    monkeypatch.setattr(type(settings.protocol), "clients", lambda *_: [object()] * clients)
+    monkeypatch.setattr(type(settings.protocol), "clients", lambda *_: (ClientSpec("signs", 0),) * clients)
     given: dict[str, Any] = {}
 
     def note(*arguments: Any, **_: Any) -> None:
