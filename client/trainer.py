@@ -339,8 +339,8 @@ class LocalExchange:
         draws = self.generator(*purpose)
         order = torch.randperm(len(self.split), generator=draws).to(self.device)  # moved once: each move waits for CUDA
         batches = self._split(order, self.train.last_batch)
-        augmented = self.method.augments and self.settings.data.augmentation.random
-        known = None if augmented or self.views > 1 else self._known_features(self.split)
+        change = self.views > 1 or (self.method.augments and self.settings.data.augmentation.random)
+        known = None if change else self._known_features(self.split)  # of images that are the same in every epoch
         for chosen in batches[: self.settings.local_steps]:
             if known is not None:
                 yield known[chosen], self.split.labels[chosen]

@@ -136,8 +136,8 @@ class RunSettings:
         clients = returned(self.protocol.clients(self.data), tuple, self.protocol.clients)
         for client in clients:
             if not isinstance(client, ClientSpec) or not isinstance(client.domain, str):
-                found = f"{type(self.protocol).__name__}.clients has {client!r:.99}"
-                raise ConfigError(f"{found}; it must have ClientSpec(domain, 0), (domain, 1) ...")
+                kind = type(self.protocol).__name__
+                raise ConfigError(f"{kind}.clients has {client!r:.99}; write ClientSpec(domain, 0), (domain, 1) ...")
         if self.method.pools:
             return (ClientSpec.pooled(clients),)
         return clients

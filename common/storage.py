@@ -206,9 +206,11 @@ def check_contents(
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.dtype in dtypes and tensor.layout == torch.strided:
             continue
-        found = " ".join([type(tensor).__name__, *(str(getattr(tensor, each, "")) for each in ("dtype", "layout"))])
+        kind = type(tensor).__name__
+        if isinstance(tensor, Tensor):
+            kind = f"{kind} of {tensor.dtype}, {tensor.layout}"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES if dtype in dtypes)
-        raise TypeError(f"{where}: {name} is a {found.strip()}; make it a dense tensor of {known}")
+        raise TypeError(f"{where}: {name} is a {kind}; make it a dense tensor of {known}")
 
 
 MAX_NAME_BYTES = 200

@@ -116,7 +116,7 @@ def inspect_all(
     if not source.generated:
         unit = privacy.unit if isinstance(privacy, GaussianPrivacy) else ""
         check_shared_groups(source, [source.load(name) for name in names], protocol, refuse=unit == "group")
-    if line := not_held(source, protocol, seed):
+    if line := uneven_holdings(source, protocol, seed):
         warn_once(line)
 
 
@@ -204,8 +204,10 @@ def check_groups(data: DataSource, protocol: Protocol, domain: Domain, seed: int
                 )
 
 
-def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
-    """Return what no client holds of the training images, or several: how many, and which classes; empty if nothing.
+def uneven_holdings(data: DataSource, protocol: Protocol, seed: int) -> str:
+    """Return how many training images of a domain no client holds, and how many several hold; empty if each has one.
+
+    Of those that no client holds, the classes that are lost are named, too.
 
     Args:
         data: the data set.
@@ -215,8 +217,8 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
     clients: dict[str, list[ClientSpec]] = {}
     for client in protocol.clients(data):
         clients.setdefault(client.domain, []).append(client)
-    lines: list[str] = []
-    shared: list[str] = []
+    by_none: list[str] = []
+    by_several: list[str] = []
     for name, of_domain in clients.items():
         domain = data.load(name)
         try:
@@ -228,21 +230,21 @@ def not_held(data: DataSource, protocol: Protocol, seed: int) -> str:
         check_groups(data, protocol, domain, seed)
         labels = domain.train.labels
         held, holders = torch.cat(parts).unique(return_counts=True)
-        if len(held[holders > 1]):
-            shared.append(f"{name} {len(held[holders > 1]):,}")
+        if several := int((holders > 1).sum()):
+            by_several.append(f"{name} {several:,}")
         if len(held) == len(labels):
             continue
         text = f"{name} {len(labels) - len(held):,} of {len(labels):,}"
         lost = sorted(set(labels.tolist()) - set(labels[held].tolist()))
         if lost:
             text += f" (all of {some_of([str(data.class_names[label]) for label in lost])})"
-        lines.append(text)
-    said: list[str] = []
-    if lines:
-        said.append(f"training images that no client holds, by this protocol: {'; '.join(lines)}")
-    if shared:
-        said.append(f"training images that two or more clients hold, by this protocol: {'; '.join(shared)}")
-    return "\n".join(said)
+        by_none.append(text)
+    notes: list[str] = []
+    if by_none:
+        notes.append(f"training images that no client holds, by this protocol: {'; '.join(by_none)}")
+    if by_several:
+        notes.append(f"training images that two or more clients hold, by this protocol: {'; '.join(by_several)}")
+    return "\n".join(notes)
 
 
 def check_shared_groups(source: DataSource, domains: Sequence[Domain], protocol: Protocol, *, refuse: bool) -> None:

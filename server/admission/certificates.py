@@ -14,10 +14,9 @@ makes one folder per party; each gets its own folder and nothing of the others:
 - ``nodes/<name>/``: ``ca.crt`` and ``key``, the device's private key in OpenSSH's format, as Flower wants it.
 
 Private files have mode 0600, and any user may enter a new folder, whatever the umask; what root writes belongs to the
-owner of its folder. Files that are still good are kept,
-so the command can run at every start. A server certificate is renewed when it ends within 30 days or when other host
-names are given; without any, it keeps those that it has. Without the authority's key, one that is valid for the names
-given is kept to its end. Keys are kept.
+owner of its folder. Files that are still good are kept, so the command can run at every start. A server certificate is
+renewed when it ends within 30 days or when other host names are given; without any, it keeps those that it has. Without
+the authority's key, one that is valid for the names given is kept to its end. Keys are kept.
 """
 
 import contextlib

@@ -39,6 +39,9 @@ GRACE_SECONDS = 5.0
 NO_REPLY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Flower's errors for a missing reply. An error can have several causes, and Flower's text does not tell them apart."""
 
+ATTEMPTS = 4
+"""How often the same messages are sent, if answers to their parts are lost, before the run ends."""
+
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 20.0, 3600.0
 """Seconds a node is given to register. The time doubles after each lost reply, up to an hour.
 
@@ -224,7 +227,8 @@ class FlowerEngine:
 
     def _absent(self, expected: Sequence[str]) -> set[str]:
         """Return the expected clients and those with a node that is offline."""
-        return {*expected, *(client for client, node in self._nodes.items() if not self._is_online(node))}
+        offline = {client for client, node in self._nodes.items() if not self._is_online(node)}
+        return offline | set(expected)
 
     def _awaits_first_reply(self) -> bool:
         """Return whether a node was asked for its clients and has not lost a reply before."""
@@ -273,11 +277,9 @@ class FlowerEngine:
         for node in due:
             ttl = max(deadline.left, self._states[node].patience) + GRACE_SECONDS
             messages.append(Message(content, node, MessageTypeLegacy.GET_PROPERTIES, ttl=ttl))
-        has_new_node = False
+        has_new_node = not all(self._states[node].invited for node in due)
         for node, identity in zip(due, self._push(messages), strict=True):
             state = self._states[node]
-            if not state.invited:
-                has_new_node = True
             state.invited = True
             state.asked = now
             if identity is None:
@@ -409,14 +411,13 @@ class FlowerEngine:
         """
         if not messages:
             return []
-        accepted: set[str] = set()
-        for more in (True, True, True, False):
+        for attempt in range(ATTEMPTS):
             try:
                 with self._limit:
                     accepted = set(self.grid.push_messages(messages))
                 break
             except ObjectPushError:
-                if not more:
+                if attempt == ATTEMPTS - 1:
                     raise
         identities = [message.metadata.message_id for message in messages]
         return [identity if identity in accepted else None for identity in identities]

@@ -243,8 +243,7 @@ class Federation:
     def message(self, state: GlobalState) -> Payload:
         """Return the tensors that every participant of the current exchange receives."""
         with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "download"):
-            download = self.method.download(state, self.server)
-        download = returned(download, Download, self.method.download)
+            download = returned(self.method.download(state, self.server), Download, self.method.download)
         message = Payload(download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
@@ -340,8 +339,7 @@ class Federation:
         if needed and len(updates) >= needed:
             specs = tensor_specs(state.weights)
             with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "aggregate"):
-                new = self.method.aggregate(state, updates, self.server)
-            state = returned(new, GlobalState, self.method.aggregate)
+                state = returned(self.method.aggregate(state, updates, self.server), GlobalState, self.method.aggregate)
             if tensor_specs(state.weights) != specs:
                 raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
             tied = {name: state.weights[self._first.get(name, name)] for name in state.weights}

@@ -13,7 +13,7 @@ from data_makers import even_labels, made_up_domain
 
 from common.data.domain import Domain
 from common.data.glyphs import Glyphs
-from common.data.inspection import not_held
+from common.data.inspection import uneven_holdings
 from common.data.office_caltech import OfficeCaltech
 from common.data.protocols import (
     Allocation,
@@ -189,7 +189,7 @@ EVERY_PROTOCOL = {
 def test_every_protocol_says_how_many_training_images_no_client_holds(name: str) -> None:
     protocol = EVERY_PROTOCOL[name]
     data = Glyphs(domains=("handwritten", "printed"))
-    said = not_held(data, protocol, 0)
+    said = uneven_holdings(data, protocol, 0)
     for domain in {client.domain for client in protocol.clients(data)}:
         total = len(data.load(domain).train)
         held = sum(
@@ -203,9 +203,9 @@ def test_every_protocol_says_how_many_training_images_no_client_holds(name: str)
 
 def test_classes_without_a_holder_are_named_and_nothing_is_said_where_nothing_is_left_over() -> None:
     data = Glyphs(domains=("signs",))
-    assert not_held(data, OneClientPerDomain(), 0) == ""
+    assert uneven_holdings(data, OneClientPerDomain(), 0) == ""
     protocol = Skewed(skew="classes")  # three clients of two classes each
-    said = not_held(data, protocol, 0)
+    said = uneven_holdings(data, protocol, 0)
     domain = data.load("signs")
     held = torch.cat([protocol.split(domain, client, 0) for client in protocol.clients(data)])
     lost = sorted(set(range(10)) - set(domain.train.labels[held].tolist()))
@@ -218,7 +218,7 @@ def test_images_that_two_clients_hold_are_said() -> None:
         def split(self, domain: Domain, client: ClientSpec, seed: int) -> torch.Tensor:
             return torch.arange(100 + client.index)
 
-    said = not_held(Glyphs(domains=("signs",)), Overlapping(), 0)
+    said = uneven_holdings(Glyphs(domains=("signs",)), Overlapping(), 0)
     assert said.endswith("\ntraining images that two or more clients hold, by this protocol: signs 101")
 
 
