@@ -60,6 +60,7 @@ class DevicePrivacy:
     def __init__(self, settings: RunSettings, ledger: Ledger | None, contract: Contract) -> None:
         self.settings, self.ledger = settings, ledger
         self.contract = contract if ledger is None else ledger.budget.limits(contract)
+        self._has_budget = ledger is not None and bool(ledger.budget)
         self.method: Method = settings.method
         self._sides: dict[str, tuple[str, Images]] = {}
         """The images that the run trains on, and those that it scores of each domain, with their side of the border."""
@@ -76,7 +77,7 @@ class DevicePrivacy:
     @property
     def counts(self) -> bool:
         """Whether updates are counted in the ledger."""
-        return self.ledger is not None and bool(self.ledger.budget)
+        return self._has_budget
 
     def multipliers(self, model: nn.Module) -> dict[str, float]:
         """Return the noise multiplier of each part of an update of ``model``; 0 for a part without noise."""

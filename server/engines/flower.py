@@ -409,8 +409,6 @@ class FlowerEngine:
         If the answer to a part is lost, Flower sends the part again, and the SuperLink refuses what it has. All is sent
         again then, which is to send what is missing.
         """
-        if not messages:
-            return []
         for attempt in range(ATTEMPTS):
             try:
                 with self._limit:

@@ -91,7 +91,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "    @property",
         f"{SUPER}        extra = {{'a': new.weights['head.bias'] * 1j}}\n"
         "        return GlobalState(new.weights, new.prototypes, extra, round=new.round)\n\n    @property",
-        r"GlobalState: a is a Tensor torch.complex64 torch.strided; make it .*ownlib/mine.py, line \d+\)",
+        r"GlobalState: a is a Tensor of torch.complex64, torch.strided; make it .*ownlib/mine.py, line \d+\)",
     ),
     "another first state": (
         "    @property",
