@@ -152,6 +152,12 @@ def test_pages_link_to_files_that_exist() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_picture_of_the_results_is_on_a_page() -> None:
+    results = ROOT / "docs" / "results"
+    pages = "".join(page.read_text() for page in results.rglob("*.md"))
+    assert [picture.name for picture in results.rglob("*.png") if f"{picture.name})" not in pages] == []
+
+
 def test_the_site_has_every_page_in_its_menu() -> None:
     """`make docs` fails where a page is missing; this test finds it in a second."""
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())

@@ -263,8 +263,13 @@ def write_pages(
 
 
 def _page(folder: Path, request: ReproductionRequest, comparison: Comparison) -> str:
-    """Write the page as Markdown and its pictures into ``folder``, and return the page as HTML."""
+    """Write the page as Markdown and its pictures into ``folder``, and return the page as HTML.
+
+    A picture that was drawn of fewer rows, and is not drawn of these, leaves.
+    """
     pictures = pictures_of(comparison, request.table.name)
+    for kind in ("", "-bars"):
+        (folder / f"{request.table.name}{kind}.png").unlink(missing_ok=True)
     for picture in pictures:
         write_bytes(folder / picture.name, picture.content)
     markdown, html = pages(comparison, request.command, pictures, request.overrides)

@@ -133,6 +133,19 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(done: tuple[ReproductionR
         assert re.search(shown + r"\d+\.\d\d\) \|", path.with_suffix(".md").read_text())
 
 
+def test_a_picture_that_is_drawn_of_few_rows_leaves_when_there_are_more(
+    done: tuple[ReproductionRequest, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, _, _ = done
+    kept = replace(request, records=str(tmp_path))
+    jobs = planned_jobs(request.table, request.table.rows, request.seeds, "small", request.folder)
+    keep_records(kept, jobs, request.seeds)
+    assert (tmp_path / "demo-bars.png").exists()
+    monkeypatch.setattr("goldfinch.commands.reproduce.MAX_BARS", 1)
+    keep_records(kept, jobs, request.seeds)
+    assert {file.name for file in tmp_path.glob("*.png")} == {"demo.png"}
+
+
 @pytest.mark.long
 def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest, Path, str], tmp_path: Path) -> None:
     """One seed finished of two: page, curves, summary and history; nothing of machines or places."""

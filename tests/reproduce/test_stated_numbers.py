@@ -61,11 +61,17 @@ def test_the_page_on_weighting_has_the_printed_averages() -> None:
     assert all(cells[3] == f"{rows[cells[0]].average:.2f}" for cells in found)
 
 
-def test_the_page_on_weighting_has_the_recorded_runs() -> None:
+def recorded_averages() -> dict[tuple[str, str], list[float]]:
+    """The averages of single seeds that reproduced.csv has, by page and row."""
     averages: dict[tuple[str, str], list[float]] = {}
     for row in read_all(RESULTS / "reproduced.csv"):
         if row["average"]:
             averages.setdefault((row["page"], row["row"]), []).append(float(row["average"]))
+    return averages
+
+
+def test_the_page_on_weighting_has_the_recorded_runs() -> None:
+    averages = recorded_averages()
     text = (RESULTS / "weighting.md").read_text()
     for label in ("FedAvg", "FedOPT", "FedProto", "FPL"):
         default = averages["docs/results/small/fpl_office.md", label]
@@ -366,8 +372,17 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     assert f"A pair differs by {statistics.median(apart):.1f} (median; largest {max(apart):.1f})" in page
 
 
-def test_fedapc_s_three_readings_were_made_without_the_guard() -> None:
-    assert "rounds.outliers" not in (RESULTS / "small" / "fedapc_office_readings.md").read_text()
+def test_fedapc_s_three_readings_are_beside_fedavg_on_the_same_images() -> None:
+    averages = recorded_averages()
+    leads = []
+    for reading, base in (
+        ("FedAPC, prototypes", "FedAvg, augmented"),
+        ("FedAPC, raw training", "FedAvg, images as they are"),
+        ("FedAPC, views", "FedAvg, two views"),
+    ):
+        of_reading, of_base = (averages["docs/results/small/README.md", label] for label in (reading, base))
+        leads.append(paired_difference(of_reading, of_base).text(1))
+    assert f"each minus FedAvg on the same images | {', '.join(leads)} |" in words(RESULTS / "small" / "README.md")
 
 
 def test_the_sensitivity_s_title_has_the_shape_of_its_grids() -> None:
