@@ -211,8 +211,6 @@ def test_the_board_s_file_is_written_as_a_comparison_writes_it() -> None:
     [
         ("In-domain, without views", "none, in-domain"),
         ("One domain left out, without views", "none, leave-one-domain-out"),
-        ("In-domain, with RandConv views", "randconv, in-domain"),
-        ("One domain left out, with RandConv views", "randconv, leave-one-domain-out"),
     ],
 )
 def test_the_tables_of_the_board_follow_from_its_runs(title: str, table: str) -> None:
