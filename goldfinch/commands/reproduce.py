@@ -354,7 +354,7 @@ def _information(folder: Path) -> float:
     from goldfinch.results.information import information_of_run
 
     path, state = folder / "mutual_information.json", RunRecord.open(folder).state_sha256
-    if path.exists():
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged: it is made again
         kept = json.loads(read_small(path))
         if kept["state_sha256"] == state:
             return float(kept["nats"])

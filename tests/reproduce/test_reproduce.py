@@ -364,6 +364,9 @@ def test_a_measure_is_computed_once_and_shown_with_the_published_one(
     nats = json.loads((tmp_path / "demo.json").read_text())["rows"][0]["measured"][0]
     assert f"| {nats:.2f} |" in text, "of a measure no row is the best"
     assert "| 3.04 |" in text
+    (estimate,) = tmp_path.glob("runs/*/*/mutual_information.json")
+    estimate.write_text("{")
+    assert reproduce(request, quiet()).with_suffix(".md").read_text() == text, "a damaged one is computed again"
     monkeypatch.setattr(
         "goldfinch.results.information.information_of_run", lambda folder: pytest.fail("measured twice")
     )
