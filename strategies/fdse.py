@@ -157,14 +157,14 @@ class FDSE(Averaging):
         if getattr(model, "frozen", False):
             raise ConfigError(
                 "model.freeze=backbone: fdse adds layers of its own to the backbone, which must train; "
-                "set model.freeze=none, or method.split=null"
+                "set model.freeze=none, or method.split=null method.scored=mixture"
             )
         with initialised(seed, "split layers"):
             count = split_layers(model, self.split)
         if not count:
             raise ConfigError(
                 "method=fdse splits layers that batch normalisation follows, and this network has none; set "
-                "model.norm=batch, choose another model, or set method.split=null"
+                "model.norm=batch, choose another model, or set method.split=null method.scored=mixture"
             )
         return model
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from support.exchanges import local_exchange
 from support.halves import PARAMETERS, Half, model_state, run_server, updates
+from support.runs import run
 from support.toy import toy_settings
 from torch import nn
 
@@ -271,3 +273,13 @@ def test_a_network_without_batch_normalisation_is_refused():
         FDSE().extend(Small(norm="group").build(10, 32, 0), 4, 0)
     plain = Small(norm="group").build(10, 32, 0)
     assert FDSE(split=None).extend(plain, 4, 0) is plain
+
+
+@pytest.mark.parametrize("override", ["model.freeze=backbone", "model.norm=group"])
+def test_what_an_unsplit_network_needs_is_named_whole(override: str, tmp_path: Path) -> None:
+    """With ``split=null`` alone the run was refused again: it scored each client's trained model."""
+    with pytest.raises(ConfigError) as caught:
+        run(toy_settings("fdse", tmp_path, overrides=(override,)))
+    _, named, remedy = str(caught.value).partition("method.split=null")
+    obeyed = toy_settings("fdse", tmp_path, overrides=(override, *(named + remedy).split()), train={"rounds": 1})
+    assert run(obeyed).summary["rounds"] == 1
