@@ -107,6 +107,7 @@ def test_it_can_be_read_in_a_day() -> None:
         text = FILES[module].read_text()
         lines += code_lines(text, ast.parse(text))
     assert 4_000 < lines <= MOST_LINES
+    assert f"at most {MOST_LINES:,} lines of code" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_every_room_beside_has_files() -> None:
