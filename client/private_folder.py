@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from common.errors import DataError
+from common.errors import DISK_ADVICE, DataError
 from common.regular_files import MAX_TENSOR_FILE, check_regular, read_small
 from common.storage import write_text
 
@@ -27,8 +27,12 @@ SECRET_BYTES = 32
 MOVE = (
     "or stop the node, move its whole state folder (with .privacy, what was spent), and name its new place in state-dir"
 )
-ALLOW = f"let the node's user read and write there, {MOVE}"
-"""What to do with a folder or file that this user may not read or write, or that is on a broken disk."""
+ALLOW = "let the node's user read and write there"
+"""What to do with a folder or file of which the disk says nothing else (:data:`common.errors.DISK_ADVICE`)."""
+
+
+def _remedy(error: OSError) -> str:
+    return f"{DISK_ADVICE.get(error.errno or 0, ALLOW)}, {MOVE}"
 
 
 class PrivateFolder:
@@ -95,7 +99,7 @@ class PrivateFolder:
             return path.read_bytes()
         except OSError as error:
             reason = error.strerror or "it is not a regular file"
-            raise DataError(f"{path}, {what}, cannot be read: {reason}; {ALLOW}") from error
+            raise DataError(f"{path}, {what}, cannot be read: {reason}; {_remedy(error)}") from error
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -103,7 +107,7 @@ class PrivateFolder:
             write_text(path, text, private=True)
         except OSError as error:
             raise DataError(
-                f"{path} cannot be written, so nothing is sent: {error.strerror}; free space on that disk, {MOVE}"
+                f"{path} cannot be written, so nothing is sent: {error.strerror}; {_remedy(error)}"
             ) from error
 
     @contextlib.contextmanager
@@ -117,7 +121,7 @@ class PrivateFolder:
         except OSError as error:
             raise DataError(
                 f"{self.folder}, where this device keeps what it released and serves, cannot be written or locked, so "
-                f"nothing is sent: {error.strerror}; {ALLOW}"
+                f"nothing is sent: {error.strerror}; {_remedy(error)}"
             ) from error
         with stream:
             yield

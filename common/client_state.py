@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from common.errors import DataError, PayloadError
+from common.errors import DISK_ADVICE, DataError, PayloadError
 from common.storage import RUN_ID, Series, folder_name
 
 CLIENT_STATE = "state"
@@ -205,5 +205,6 @@ class ClientStore:
         except OSError as error:
             raise DataError(
                 f"the client's own state cannot be written to {self.path(version)}: {error.strerror}; "
-                "free space on that disk, or move the whole state folder (with .privacy) and name it in state-dir"
+                f"{DISK_ADVICE.get(error.errno or 0, 'check that disk')}, or move the whole state folder (with "
+                ".privacy) and name it in state-dir"
             ) from error

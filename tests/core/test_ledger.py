@@ -37,7 +37,7 @@ from common.contract import Contract
 from common.data.batches import Split
 from common.data.protocols import ClientSpec, content_hash, split_hash
 from common.data.protocols import test_hash as hash_of_test
-from common.errors import ConfigError, DataError, EngineError, PayloadError, PrivacyError
+from common.errors import DISK_ADVICE, ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
 from server.run.engine import Failure
 from server.run.stopping import check_errors_differ
@@ -516,6 +516,27 @@ def test_a_full_disk_is_no_reason_for_an_empty_ledger(tmp_path: Path, monkeypatc
         Ledger(tmp_path / "ledger", None).keyed_hash("a text")
     with pytest.raises(DataError, match=moved):
         ClientStore(tmp_path / "client").save(Version(0, 1), {"a": torch.ones(1)})
+
+
+@pytest.mark.parametrize("number", DISK_ADVICE)
+def test_a_disk_that_cannot_be_written_names_its_own_next_step(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right to write helps no full disk, and space no read-only one."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    expected = rf"{re.escape(os.strerror(number))}; {re.escape(DISK_ADVICE[number])}, or .*state-dir"
+    for place in ("common.client_state.Series.write", "client.private_folder.write_text"):
+        monkeypatch.setattr(place, refused)
+    with pytest.raises(DataError, match=expected):
+        ClientStore(tmp_path / "client").save(Version(0, 1), {"a": torch.ones(1)})
+    with pytest.raises(DataError, match=expected):
+        Ledger(tmp_path / "ledger").keyed_hash("a text")
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(DataError, match=expected):
+        Ledger(tmp_path / "ledger").keyed_hash("a text")
 
 
 @NO_FILE
