@@ -8,12 +8,14 @@ that sends none is free again.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import optuna
 import sqlalchemy.engine
@@ -22,6 +24,7 @@ from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateF
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.errors import CheckpointError, ConfigError, GoldfinchError
@@ -30,6 +33,9 @@ from common.regular_files import check_regular
 JOURNAL = "journal.log"
 MAX_JOURNAL = 2**30
 """Largest journal that is read, in bytes."""
+
+BLOCK = 2**16
+"""Bytes of the journal's end that are read at once."""
 
 STORAGE_VARIABLE = "GOLDFINCH_STORAGE"
 """Environment variable in place of ``--storage``."""
@@ -49,6 +55,39 @@ Task = Mapping[str, Any]
 """A piece of work: user attributes that only its entries have."""
 
 
+class Journal(JournalFileBackend):
+    """Optuna's journal, in which a line that a full disk or a kill cut short is no part of the line after it."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append entries, each on a line, after the last whole line: readers count lines, so a torn one has to go.
+
+        Raises:
+            OSError: the disk is full or cannot be written; it names the journal.
+        """
+        lines = "".join(f"{json.dumps(entry, separators=(',', ':'))}\n" for entry in logs)
+        try:
+            with get_lock_file(self._lock), Path(self._file_path).open("rb+") as stream:
+                stream.truncate(_end_of_lines(stream))
+                stream.seek(0, os.SEEK_END)
+                stream.write(lines.encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file_path) from error
+
+
+def _end_of_lines(stream: BinaryIO) -> int:
+    """Return the size of a file without the line at its end that no line break follows."""
+    end = stream.seek(0, os.SEEK_END)
+    rest = b""
+    while end and b"\n" not in rest:
+        begin = max(0, end - BLOCK)
+        stream.seek(begin)
+        rest = stream.read(end - begin)
+        end = begin
+    return end + rest.rfind(b"\n") + 1
+
+
 class FolderStorage(JournalStorage, BaseHeartbeat):
     """Optuna's journal with heartbeats, which Optuna itself has for databases alone.
 
@@ -62,7 +101,7 @@ class FolderStorage(JournalStorage, BaseHeartbeat):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+        super().__init__(Journal(str(path), lock_obj=JournalFileOpenLock(str(path))))
         self._seen: dict[int, tuple[object, float]] = {}
 
     def record_heartbeat(self, trial_id: int) -> None:

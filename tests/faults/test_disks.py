@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from support.faults import PATIENCE, forked, small_disk, trials
@@ -20,6 +21,7 @@ from common.errors import ConfigError, DataError, EngineError
 from common.settings import RunSettings
 from goldfinch.cli import main
 from goldfinch.record import RunRecord as FinishedRun
+from goldfinch.study.storage import JOURNAL, storage_of
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation, run_lock
@@ -176,3 +178,34 @@ def test_a_full_disk_for_a_figure_is_named_and_an_earlier_figure_stays(
         change("size=8m")
         assert main(arguments) == 0
         assert picture.stat().st_size > 8192
+
+
+def test_a_journal_that_a_full_disk_cut_short_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    """The next entry used to stand on the torn line, which made the whole search unreadable."""
+    with small_disk(tmp_path / "disk", "16k") as change:
+        output = tmp_path / "disk"
+        study = optuna.create_study(storage=storage_of(output), study_name="a")
+        with pytest.raises(OSError, match=rf"No space left on device: '{output / JOURNAL}'"):  # noqa: PT012
+            while True:
+                study.ask().set_user_attr("text", "x" * 100)
+        assert (output / JOURNAL).read_bytes()[-1:] != b"\n", "no line was cut short"
+        change("size=1m")
+        found = optuna.load_study(storage=storage_of(output), study_name="a")
+        before = len(found.trials)
+        assert before > 20
+        for each in (study, found, optuna.load_study(storage=storage_of(output), study_name="a")):
+            each.tell(each.ask(), 1.0)
+        again = optuna.load_study(storage=storage_of(output), study_name="a")
+        assert len(again.trials) == before + 3
+
+
+def test_a_journal_s_torn_line_may_be_longer_than_what_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldfinch.study.storage.BLOCK", 7)
+    study = optuna.create_study(storage=storage_of(tmp_path), study_name="a")
+    whole = (tmp_path / JOURNAL).read_bytes()
+    with (tmp_path / JOURNAL).open("ab") as stream:
+        stream.write(b'{"op_code":8,"worker_id":"30266b6')
+    study.ask()
+    assert (tmp_path / JOURNAL).read_bytes().startswith(whole + b'{"op_code":4,')
