@@ -20,6 +20,7 @@ from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
+from common.storage import write_json
 from common.text import printable, quantity, shell_line
 from common.wire.payload import Payload, cast_down, encoded_size
 from goldfinch.record import RunRecord
@@ -31,6 +32,7 @@ from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation
 from server.run.events import count_lines
 from server.run.existing import Step, decide
+from server.run.summary import SUMMARY
 from strategies.core.federation import Federation
 
 HERE = {"name": "inline", "device": "client.local.local_device"}
@@ -69,6 +71,7 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     if engine not in SIMULATED:
         check_deployable(settings)
     if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read
+        write_summary(settings.output_folder)
         if not quiet:
             print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
         return
@@ -97,6 +100,12 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
             raise
         raise type(error)(f"stopped; {what_is_kept(settings)}") from None
     _warn_if_partial(settings.output_folder)
+
+
+def write_summary(folder: Path) -> None:
+    """Write ``summary.json`` of a run that has ended, if it is missing: the disk may have been full at the end."""
+    if not (folder / SUMMARY).exists():
+        write_json(folder / SUMMARY, RunRecord(folder).summary)
 
 
 def what_is_kept(settings: RunSettings) -> str:

@@ -27,6 +27,7 @@ from common.regular_files import read_small
 from common.settings import RunSettings, settings_of
 from common.storage import write_json, write_text
 from common.text import duration, quantity, shell_line
+from goldfinch.commands.running import write_summary
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.frames import score_sheet
@@ -286,7 +287,9 @@ def execute(
             kept.append(f"{job.label}: the run in its folder is kept: {decision.reason}")
             if not decision.finished:
                 missing[job.folder] = f"{job.label}: not run, since its folder holds another run: {decision.reason}"
-        elif decision.step is not Step.NOTHING:
+        elif decision.step is Step.NOTHING:
+            write_summary(job.folder)
+        else:
             waiting.append(job)
     count = f"{quantity(len(different), 'run')}, {len(different) - len(waiting) - len(kept)} finished already"
     if kept:
@@ -440,10 +443,10 @@ def _run_once(job: Job, decision: Decision, processes: OwnProcesses, show: Calla
     if code == 0:
         return ""
     lines = _log_since(log, begin).splitlines()
-    errors = [line for line in lines if line.startswith("error: ")] or lines
-    if not errors:
-        return f"exit code {code}"
-    return errors[-1].removeprefix("error: ")
+    errors = [line for line in lines if line.startswith("error: ")]
+    if not errors and not shutil.disk_usage(log.parent).free:
+        return f"exit code {code}: no space left on the disk of {log}; free space there and repeat the command"
+    return (errors or lines or [f"exit code {code}"])[-1].removeprefix("error: ")
 
 
 def _log_since(log: Path, begin: int) -> str:

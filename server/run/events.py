@@ -248,10 +248,13 @@ def lines_about(subject: Subject, began: float) -> Listener:
         lines = repeats.lines_after(name, entry, describe(name, entry, subject.rounds))
         if name == "finish":
             lines.append(f"wrote {subject.folder}")
-        for line in lines:
-            print(f"[{entry.get('time', time.time()) - began:7.1f} s] {line}", flush=True)
-        for line in counts.lines(name, entry):
-            print(line, flush=True)
+        try:
+            for line in lines:
+                print(f"[{entry.get('time', time.time()) - began:7.1f} s] {line}", flush=True)
+            for line in counts.lines(name, entry):
+                print(line, flush=True)
+        except OSError as error:  # of which Python does not say that it is no file of the run
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
     return show
 

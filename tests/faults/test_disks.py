@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from goldfinch.study.storage import JOURNAL, storage_of
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoints
 from server.run.conduct import prepare_output, run_federation, run_lock
+from server.run.events import plain_lines
 
 ROUNDS = 4
 
@@ -178,6 +180,46 @@ def test_a_full_disk_for_a_figure_is_named_and_an_earlier_figure_stays(
         change("size=8m")
         assert main(arguments) == 0
         assert picture.stat().st_size > 8192
+
+
+@pytest.mark.parametrize("command", ["resume", "sweep"])
+def test_a_summary_for_which_the_disk_had_no_room_is_written_later(command: str, tmp_path: Path) -> None:
+    """The run itself has ended and is not repeated."""
+    folder = tmp_path / "runs"
+    chosen = ["data=glyphs", "data.domains=[handwritten,printed]", "train.rounds=1", "train.local_steps=1"]
+    repeated = {"resume": ["resume", str(folder)], "sweep": ["sweep", *chosen, "seed=0", "--output", str(folder)]}
+    if command == "resume":
+        assert main(["run", *chosen, "seed=0", "engine=inline", f"output={folder}"]) == 0
+    else:
+        assert main(repeated["sweep"]) == 0
+    written = (folder / "summary.json").read_bytes()
+    events = (folder / "events.jsonl").read_bytes()
+    (folder / "summary.json").unlink()
+    assert main(repeated[command]) == 0
+    assert (folder / "summary.json").read_bytes() == written
+    assert (folder / "events.jsonl").read_bytes() == events
+
+
+def test_a_full_disk_of_a_sweep_s_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's own message is lost with its log."""
+    with small_disk(tmp_path / "disk", "4k"):
+        output = tmp_path / "disk" / "runs"
+        assert main(["sweep", "data=glyphs", "seed=0,1", "--output", str(output)]) == 1
+    assert f"exit code 1: no space left on the disk of {output / 'seed-0' / 'run.log'}" in capsys.readouterr().err
+
+
+def test_a_full_disk_of_what_a_run_prints_is_not_said_to_be_its_folder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path / "run")
+    prepare_output(chosen)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    with pytest.raises(EngineError, match=r"^standard output: No space left on device; free .* resume=true"):
+        run_federation(chosen, InlineEngine(chosen), [plain_lines(chosen)])
 
 
 def test_a_journal_that_a_full_disk_cut_short_loses_nothing_that_was_written(tmp_path: Path) -> None:
