@@ -116,10 +116,14 @@ class Protocol(ABC):
             raise DataError(f"client {client.id} has {len(held)} training samples, and {reason}")
         trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:
-            raise DataError(
-                f"client {client.id} would train on {len(trained)} samples; it needs two or more: "
-                "give the domain more images or the protocol a larger share"
+            found, remedy = (
+                quantity(len(trained), "sample"),
+                "give the domain more images or the protocol a larger share",
             )
+            if len(validated):
+                found += f" besides {len(validated)} that protocol.validation={self.validation:g} holds out"
+                remedy = f"set protocol.validation=0, or {remedy}"
+            raise DataError(f"client {client.id} would train on {found}; it needs two or more: {remedy}")
         return trained, validated
 
     def _validated(self, domain: Domain, held: Tensor, draws: torch.Generator) -> Tensor:

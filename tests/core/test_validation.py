@@ -95,8 +95,14 @@ def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:
     with pytest.raises(DataError, match=r"one of each class, which it trains on: .*set protocol\.validation=0$"):
         OneClientPerDomain(validation=0.5).parts(domain(1, 1), ClientSpec("d", 0), 0)
     assert len(OneClientPerDomain(validation=0).parts(domain(1, 1), ClientSpec("d", 0), 0)[0]) == 2
-    with pytest.raises(DataError, match="would train on 1 samples"):
+    held_out = (
+        r"would train on 1 sample besides 1 that protocol\.validation=0\.5 holds out; .*set protocol\.validation=0,"
+    )
+    with pytest.raises(DataError, match=held_out):
         OneClientPerDomain(validation=0.5).parts(domain(2), ClientSpec("d", 0), 0)
+    assert len(OneClientPerDomain(validation=0).parts(domain(2), ClientSpec("d", 0), 0)[0]) == 2
+    with pytest.raises(DataError, match="would train on 1 sample; it needs two or more: give the domain more images"):
+        OneClientPerDomain().parts(domain(1), ClientSpec("d", 0), 0)
 
 
 def in_groups(*sizes: int, one_class_each: bool = False) -> Domain:
