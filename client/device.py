@@ -21,7 +21,6 @@ from client.trainer import LocalExchange, choose_device, memory_format
 from client.transfer import check_unchanged, copied_to_cpu, moved, own_stream, received
 from client.watched import captured_steps
 from common.client_state import ClientStore, Version
-from common.config import returned
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
@@ -394,10 +393,10 @@ class Device:
             self.method.begin(context)
             trained = local.run()
             trained = replace(trained, prototypes=protection.prototypes(trained.prototypes))
-            upload = returned(self.method.upload(context, trained), Upload, self.method.upload)
+            upload = self.method.upload(context, trained)
             protection.check_upload(upload)
         else:
-            upload = returned(self.method.respond(context), Upload, self.method.respond)
+            upload = self.method.respond(context)
         if local.steps is None:  # a captured step writes back what it read
             check_unchanged(self.method.name)
         if upload.weights is None:

@@ -12,16 +12,32 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache, cached_property, wraps
+from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    SupportsFloat,
+    SupportsIndex,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from common.choices import trusted
-from common.errors import PARTS, ConfigError, DataError, nearest
+from common.errors import PARTS, ConfigError, nearest
 from common.text import warn_once
 
 T = TypeVar("T")
@@ -92,15 +108,16 @@ def checked(target: type[T]) -> type[T]:
     fields are checked in ``__post_init__``, which raises ``ValueError`` (:func:`check`). A warning names what is spelt
     almost like something of a base that ``target`` does not override.
 
+    What a class of the user's own overrides must be as Goldfinch's base declares it: values now, what functions return
+    whenever they return (:func:`returned`).
+
     Raises:
-        TypeError: ``target`` has a function in the place of a property of its base, or one that returns nothing in the
-            place of one that returns a value.
+        TypeError: ``target`` overrides something by what is not as the base declares it.
         ValueError: an object is constructed with a value of another type or out of range (pydantic's
             ``ValidationError``).
     """
-    for base in target.__mro__[1:]:
-        for name in vars(target).keys() & vars(base).keys():
-            _check_override(vars(target)[name], vars(base)[name], f"{target.__name__}.{name}", base)
+    if target.__module__.partition(".")[0] not in PARTS:  # Goldfinch's own are checked by mypy
+        _hold_to_declarations(target)
     _say_misspelt(target)
     config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True, validate_default=True
@@ -108,14 +125,78 @@ def checked(target: type[T]) -> type[T]:
     return typing.cast("type[T]", pydantic.dataclasses.dataclass(target, frozen=True, config=config))
 
 
-def _check_override(own: object, replaced: object, where: str, base: type) -> None:
-    """Refuse a function in the place of a property, or one that returns nothing in the place of one that does."""
-    if not inspect.isfunction(own):
-        return
-    if isinstance(replaced, property):
-        raise TypeError(f"{where} is a function, and a property of {base.__name__}: write @property above it")
-    if inspect.isfunction(replaced) and "None" not in str(replaced.__annotations__.get("return")) and _no_value(own):
+def _hold_to_declarations(target: type) -> None:
+    """Check what a class overrides against the declarations of Goldfinch's bases, and make its functions check it."""
+    annotations, members = inspect.get_annotations(target), dict(vars(target))
+    for name in {**annotations, **members}:
+        declared = _declaration(target, name)
+        if declared is None or name.startswith("__"):
+            continue
+        base, replaced, hint = declared
+        where, own = f"{target.__name__}.{name}", members.get(name)
+        if inspect.isfunction(replaced):
+            if isinstance(own, property | cached_property):
+                raise TypeError(f"{where} is a property, and a function of {base.__name__}: leave out @property")
+            if inspect.isfunction(own):
+                _check_function(own, replaced, where, base)
+                setattr(target, name, _returning(own, hint, f"{where}()"))
+        elif inspect.isfunction(own):
+            raise TypeError(f"{where} is a function, and a property of {base.__name__}: write @property above it")
+        elif isinstance(own, property):
+            setattr(target, name, own.getter(_returning(typing.cast("Any", own.fget), hint, where)))
+        elif isinstance(own, cached_property):
+            own.func = _returning(own.func, hint, where)
+        elif name in annotations and "ClassVar" not in str(annotations[name]):
+            if not isinstance(replaced, property | cached_property):
+                raise TypeError(f"{where} is a field, and no setting of {base.__name__}: write {name}: ClassVar[...]")
+        elif wrong := _misfit(own, hint, where):
+            raise TypeError(wrong)
+
+
+def _declaration(target: type, name: str) -> tuple[type, object, Any] | None:
+    """Return Goldfinch's base of ``target`` that declares ``name``, what it has there, and the type of it."""
+    for base in target.__mro__[1:]:
+        if base.__module__.partition(".")[0] not in PARTS:
+            continue
+        replaced, hint = vars(base).get(name), _hints_of(base).get(name)
+        if get_origin(hint) is ClassVar:
+            return base, replaced, get_args(hint)[0]
+        function = getattr(replaced, "fget", None) or getattr(replaced, "func", replaced)
+        if inspect.isfunction(function):
+            return base, replaced, _hints_of(function).get("return", Any)
+    return None
+
+
+@cache
+def _hints_of(owner: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(owner)
+    except NameError:  # a name that only type checkers import
+        return {}
+
+
+def _check_function(own: types.FunctionType, replaced: types.FunctionType, where: str, base: type) -> None:
+    """Refuse a function that cannot be called like the one in whose place it is, or that returns nothing instead."""
+    parameters = inspect.signature(replaced).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    try:
+        inspect.signature(own).bind(*names)
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}; that of {base.__name__} has ({', '.join(names)})") from error
+    if "None" not in str(replaced.__annotations__.get("return")) and _no_value(own):
         raise TypeError(f"{where} returns nothing, and that of {base.__name__} returns a value: add return")
+
+
+def _returning(function: Callable[..., Any], hint: Any, where: str) -> Callable[..., Any]:
+    """Return ``function``, which then checks what it returns."""
+    if hint in (Any, types.NoneType):
+        return function
+
+    @wraps(function)
+    def checking(*given: Any, **named: Any) -> Any:
+        return returned(function(*given, **named), hint, where)
+
+    return checking
 
 
 LIKE = 0.8
@@ -157,29 +238,71 @@ def check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def returned(value: object, kind: type[T], function: Callable[..., Any]) -> T:
-    """Return ``value``, which ``function`` of a class returned that may be the user's own, if it is a ``kind``.
+def returned(value: Any, hint: Any, where: str) -> Any:
+    """Return ``value``, of a class that may be the user's own, if it is of a type.
+
+    Args:
+        value: what a function returned.
+        hint: the type that the function declares.
+        where: the function, for the message.
 
     Raises:
-        ConfigError: it is not, such as ``None`` of a function without ``return``.
+        ConfigError: it is of another type, or a part of it is.
     """
-    if not isinstance(value, kind):
-        name = function.__qualname__
-        raise ConfigError(f"{name} returned a {type(value).__name__}; it must return a {kind.__name__}(...)")
+    if wrong := _misfit(value, hint, where):
+        raise ConfigError(wrong)
     return value
 
 
-def read_by(function: Callable[[str], object], name: str, kind: type[T], where: str) -> T:
-    """Return ``function(name)``, of a class that may be the user's own, if it is a ``kind``.
+ALIKE: Mapping[Any, type] = {int: SupportsIndex, float: SupportsFloat, dict: Mapping, set: Set, frozenset: Set}
+"""What is taken for a type besides: numbers of NumPy and PyTorch, and other mappings and sets."""
 
-    Raises:
-        ConfigError: it is not.
-        DataError: a value that the function makes is refused, such as arrays that do not fit together.
-    """
-    try:
-        return returned(function(name), kind, function)
-    except ValueError as error:
-        raise DataError(f"{where}: {error}") from error
+
+def _misfit(value: object, hint: Any, where: str) -> str:
+    """Return what of a value is not of its declared type, and what it must be; empty if all of it fits."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        return _misfit(value, arguments[0], where)
+    if kind in (Union, types.UnionType):
+        fits = any(not _misfit(value, each, where) for each in arguments)
+    elif kind is Literal:
+        fits = isinstance(value, str | int) and value in arguments
+    elif kind is tuple and arguments[1:] != (...,):
+        fits = isinstance(value, tuple) and len(value) == len(arguments)
+    else:
+        fits = kind is Any or not isinstance(kind, type) or isinstance(value, ALIKE.get(kind, kind))
+    if fits:
+        wrong = (_misfit(part, its, where + place) for place, part, its in _parts(value, kind, arguments))
+        return next(filter(None, wrong), "")
+    found = f"a {type(value).__name__}"
+    if value is None or isinstance(value, str | int | float):
+        found = repr(value)[:100]
+    if kind is Literal:
+        return f"{where} is {found}; {nearest(str(value), arguments)}"
+    remedy = ""
+    if arguments[1:] == (...,) and not _misfit(value, arguments[0], where):
+        remedy = "; a tuple of one is written (it,)"
+    wanted = re.sub(r"\w[\w.]*\.(?=\w)", "", inspect.formatannotation(hint))
+    return f"{where} is {found}, and must be {wanted}{remedy}"
+
+
+def _parts(value: Any, kind: object, arguments: tuple[Any, ...]) -> Iterator[tuple[str, object, Any]]:
+    """Yield the parts of a value that its type says something of: the place of each, the part, and its type."""
+    if kind is tuple:
+        theirs = repeat(arguments[0]) if arguments[1:] == (...,) else arguments
+        for index, (part, its) in enumerate(zip(value, theirs, strict=False)):
+            yield f"[{index}]", part, its
+    elif isinstance(kind, type) and issubclass(kind, Mapping) and arguments:
+        for key, part in value.items():
+            yield f": the key {key!r}", key, arguments[0]
+            yield f"[{key!r}]", part, arguments[1]
+    elif isinstance(kind, type) and issubclass(kind, Set) and arguments:
+        for part in value:
+            yield "{...}", part, arguments[0]
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind) and not is_pydantic_dataclass(kind):
+        for each in dataclasses.fields(kind):
+            if each.init:
+                yield f".{each.name}", getattr(value, each.name), _hints_of(kind).get(each.name, Any)
 
 
 def build(node: Mapping[str, Any], where: str, target: type | None = None) -> Any:

@@ -102,8 +102,8 @@ class OwnMetric:
         """
         raise NotImplementedError
 
-    def values(self, sums: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the values by the names in :attr:`measures`. A value may be left out where it is not defined.
+    def values(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
+        """Return the values by the names in :attr:`measures`. One that is not defined is left out, or ``None``.
 
         Args:
             sums: the sums over all clients that scored a domain, NumPy float64: a division by zero is not an error,
@@ -159,6 +159,8 @@ def values_of(metric: OwnMetric, sums: Mapping[str, float]) -> dict[str, float |
         returned = {}
     except NotImplementedError as error:
         raise ConfigError(f"{name} does not define values; add it, or correct its spelling") from error
+    except ConfigError:  # what it returned is not as declared
+        raise
     except Exception as error:
         raise ConfigError(f"{name}.values: {type(error).__name__}: {error}") from error
     unknown = sorted(set(returned) - set(metric.measures))

@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from common.choices import imports_of, trust
 from common.composition import compose_config
-from common.config import FolderName, Seed, build, check, checked, construct, is_plain, returned, to_config
+from common.config import FolderName, Seed, build, check, checked, construct, is_plain, to_config
 from common.data.batches import Augmentation
 from common.data.domain import DataSource
 from common.data.inspection import inspect_all
@@ -133,11 +133,7 @@ class RunSettings:
     @cached_property
     def clients(self) -> tuple[ClientSpec, ...]:
         """The clients: those of the protocol, or one that holds the samples of all of them (:attr:`Method.pools`)."""
-        clients = returned(self.protocol.clients(self.data), tuple, self.protocol.clients)
-        for client in clients:
-            if not isinstance(client, ClientSpec) or not isinstance(client.domain, str):
-                kind = type(self.protocol).__name__
-                raise ConfigError(f"{kind}.clients has {client!r:.99}; write ClientSpec(domain, 0), (domain, 1) ...")
+        clients = self.protocol.clients(self.data)
         if self.method.pools:
             return (ClientSpec.pooled(clients),)
         return clients

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from common.config import FolderName, Names, check, checked, read_by
+from common.config import FolderName, Names, check, checked
 from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
 from common.data.names import DOMAIN_NAMES, can_be_domain, check_names
@@ -259,7 +259,10 @@ class DataSource(ABC):
 def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     read = source._read_own if own else source._read
     where = f"{source.name}: domain {domain!r}"
-    found = read_by(read, domain, Domain, where)
+    try:
+        found = read(domain)
+    except ValueError as error:  # such as arrays that do not fit together
+        raise DataError(f"{where}: {error}") from error
     if found.name != domain:
         raise DataError(f"{where} was read as Domain({found.name!r}, ...)")
     for part, split in (("train", found.train), ("test", found.test)):

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Count, Names, Natural, Seed, Share, check, checked, returned
+from common.config import Count, Names, Natural, Seed, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.own_images import none_held_out, whole_groups
@@ -171,10 +171,9 @@ def scored_split(protocol: Protocol, domain: Domain) -> Split:
     """Return the images of a domain that are scored, by a protocol that may be the user's own.
 
     Raises:
-        ConfigError: its ``test_split`` did not return a split.
         DataError: it returned no image.
     """
-    split = returned(protocol.test_split(domain), Split, protocol.test_split)
+    split = protocol.test_split(domain)
     if not len(split):
         raise DataError(
             f"{protocol.test_split.__qualname__} returned no image of {domain.name}, which has "

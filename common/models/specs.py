@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from common.config import Count, checked, returned
+from common.config import Count, checked
 from common.models.base import Model, ModelError, MultilayerHead, Norm, initialised
 from common.models.convolutional import (
     AlexNetBackbone,
@@ -64,7 +64,7 @@ class ModelSpec(ABC):
                 f"{self.minimum_image_size} or more; set a larger image size for the data, or choose another model"
             )
         with initialised(seed, "initialisation"):
-            model = returned(self._construct(class_count, image_size), Model, self._construct)
+            model = self._construct(class_count, image_size)
             if self.freeze == "backbone":
                 model.backbone.eval().requires_grad_(False)
             model.hold_still()

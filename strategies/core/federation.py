@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from common.config import returned
 from common.errors import CheckpointError, ConfigError, PayloadError, some_of
 from common.metrics import COUNTED, counts_fit
 from common.numerics import seeded_globals
@@ -25,7 +24,7 @@ from common.wire.messages import Answer, OwnVersion, Request
 from common.wire.payload import CARRIED, Payload, cast_down, cast_up
 from strategies.core.aggregation import limit_samples
 from strategies.core.bounds import check_bounds, least_answers
-from strategies.core.exchange import Download, UploadSpec, tensor_specs
+from strategies.core.exchange import tensor_specs
 from strategies.core.filters import Factors, Filter, filters_of
 from strategies.core.gate import Gate
 from strategies.core.method import Client, Method, Update, build_model, server_context
@@ -173,8 +172,7 @@ class Federation:
     def initial_state(self) -> GlobalState:
         """Return the global state before the first round, a pure function of the settings and the seed."""
         with seeded_globals(self.settings.seed, "server"):
-            state = self.method.initial_state(self.server.shared, self.server)
-        return returned(state, GlobalState, self.method.initial_state)
+            return self.method.initial_state(self.server.shared, self.server)
 
     def check_fits(self, state: GlobalState) -> None:
         """Check that a checkpoint's state is one of the run's.
@@ -232,7 +230,7 @@ class Federation:
             median_samples = statistics.median([client.samples for client in clients])
             limited = limit_samples(clients, self.settings.rounds.largest_client * median_samples)
         self.server = replace(self.server, clients=limited, round=round_number, exchange=exchange, scoring=score)
-        expected = returned(self.method.expects(self.server), UploadSpec, self.method.expects)
+        expected = self.method.expects(self.server)
         for name, (dtype, _) in expected.extra.items():
             if dtype not in CARRIED.values():
                 known = some_of([str(carried) for carried in CARRIED.values()])
@@ -243,7 +241,7 @@ class Federation:
     def message(self, state: GlobalState) -> Payload:
         """Return the tensors that every participant of the current exchange receives."""
         with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "download"):
-            download = returned(self.method.download(state, self.server), Download, self.method.download)
+            download = self.method.download(state, self.server)
         message = Payload(download.weights, download.prototypes, download.extra)
         return cast_down(message, self.settings.rounds.transport)
 
@@ -339,7 +337,7 @@ class Federation:
         if needed and len(updates) >= needed:
             specs = tensor_specs(state.weights)
             with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "aggregate"):
-                state = returned(self.method.aggregate(state, updates, self.server), GlobalState, self.method.aggregate)
+                state = self.method.aggregate(state, updates, self.server)
             if tensor_specs(state.weights) != specs:
                 raise ConfigError(f"{self.method.name}.aggregate returned weights of other names, dtypes or shapes")
             tied = {name: state.weights[self._first.get(name, name)] for name in state.weights}

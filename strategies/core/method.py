@@ -138,11 +138,11 @@ class Method:
         Raises:
             ConfigError: the settings contradict the method; the message says what to set.
         """
-        mode, modes = self.prototypes_from, get_args(PrototypeMode)
-        if mode not in modes:
-            raise ConfigError(f"method={self.name}: prototypes_from is {mode!r}; {nearest('', modes)}")
+        if self.scored_at not in self.exchanges:
+            close = nearest(self.scored_at, self.exchanges)
+            raise ConfigError(f"method={self.name}: scored_at is {self.scored_at!r}, none of its exchanges; {close}")
         keeps = type(self).aggregate_prototypes is Method.aggregate_prototypes
-        if keeps != (mode == "none") and type(self).aggregate is Method.aggregate:
+        if keeps != (self.prototypes_from == "none") and type(self).aggregate is Method.aggregate:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
         if type(self).predict is not Method.predict and type(self).inference is Method.inference:
             raise ConfigError(f"method={self.name}: override inference, too: an export knows nothing of predict")
@@ -299,8 +299,10 @@ class Method:
     def step(self, local: ClientContext, images: Tensor, labels: Tensor) -> Losses:
         """Take one optimiser step on one batch; return its loss terms, none if the batch is kept for a later step."""
         batch = local.forward(images, labels)
-        losses = returned(self.loss(batch, local), Losses, self.loss)
+        losses = self.loss(batch, local)
         where = f"{type(self).__name__}.loss"
+        if not losses.terms:
+            raise TypeError(f"{where} gave no term, so nothing would train; begin with batch.cross_entropy()")
         for name, term in losses.terms.items():
             if not isinstance(term, Tensor) or term.numel() != 1:
                 found = f"{type(term).__name__} {list(getattr(term, 'shape', []))}"
@@ -404,7 +406,7 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
     if domain is not None:
         spec = spec.of(domain)
     model = spec.build(data.class_count, data.image_size, seed, data.class_names)
-    extended = returned(settings.method.extend(model, client_count, seed), Model, settings.method.extend)
+    extended = returned(settings.method.extend(model, client_count, seed), Model, f"{settings.method.name}.extend()")
     extended.hold_still()
     if model.frozen and not extended.frozen:
         raise ConfigError(

@@ -21,6 +21,11 @@ UPLOAD = (
     "        return Upload(prototypes=trained.prototypes, "
 )
 OF_A_NUMBER = r"ownlib/mine.py\", line \d+, in upload\n.*Upload: a is a int; make it a dense tensor of int64, float64"
+OF_ONE = r"and must be tuple\[\w+, \.\.\.\]; a tuple of one is written \(it,\)"
+EXPECTS = (
+    "    def expects(self, server):\n        import torch\n        from strategies.core.exchange import UploadSpec\n"
+    "        return UploadSpec(prototypes=True, "
+)
 PHASES = "    def phases(self, epochs):\n        from strategies.core.exchange import Phase\n"
 
 
@@ -52,7 +57,11 @@ def said(package: Path, page: str, old: str, new: str, words: list[str], capsys:
 METHODS: Mapping[str, tuple[str, str, str]] = {
     "no property": ("    @property\n", "", "prototypes_from is a function, and a property of Method: write @property"),
     "misspelt property": ("def prototypes_from", "def prototypes_form", "override both prototypes_from and"),
-    "unknown prototypes": ('"last_epoch_running"', '"last_epoch"', "prototypes_from is 'last_epoch'; choices: .*own"),
+    "unknown prototypes": (
+        '"last_epoch_running"',
+        '"last_epoch"',
+        r"prototypes_from is 'last_epoch'; did you mean 'last_epoch_running'\? .*own",
+    ),
     "prototypes not sent": ('"last_epoch_running"', '"own"', "the prototype set is missing"),
     "prototypes not averaged": ("def aggregate_prototypes", "def prototypes", "override both prototypes_from and"),
     "no return of prototypes": (
@@ -60,12 +69,12 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "        server.aggregation.class_means(",
         "aggregate_prototypes returns nothing, and that of Method",
     ),
-    "no losses": ("return Losses(terms)", "return terms", r"loss returned a dict; it must return a Losses\("),
+    "no losses": ("return Losses(terms)", "return terms", r"loss\(\) is a dict, and must be Losses"),
     "no return of losses": ("return Losses(terms)", "Losses(terms)", "WarmContrast.loss returns nothing"),
     "a number among losses": (
         "return Losses(terms)",
         "return Losses({**terms, 'b': 0.5})",
-        r"the term b is a float \[\]",
+        r"WarmContrast.loss\(\).terms\['b'\] is 0.5, and must be Tensor",
     ),
     "a loss for each image": (
         "return Losses(terms)",
@@ -80,7 +89,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "another state": (
         "    @property",
         f"{SUPER}        return vars(new)\n\n    @property",
-        r"aggregate returned a dict; it must return a GlobalState\(",
+        r"aggregate\(\) is a dict, and must be GlobalState",
     ),
     "a state of lists": (
         "    @property",
@@ -96,22 +105,22 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "another first state": (
         "    @property",
         "    def initial_state(self, weights, server):\n        return weights\n\n    @property",
-        r"initial_state returned a dict; it must return a GlobalState\(",
+        r"initial_state\(\) is a dict, and must be GlobalState",
     ),
     "another download": (
         "    @property",
         "    def download(self, state, server):\n        return {'weights': state.weights}\n\n    @property",
-        r"download returned a dict; it must return a Download\(",
+        r"download\(\) is a dict, and must be Download",
     ),
     "another declaration": (
         "    @property",
         "    def expects(self, server):\n        return {'prototypes': True}\n\n    @property",
-        r"expects returned a dict; it must return a UploadSpec\(",
+        r"expects\(\) is a dict, and must be UploadSpec",
     ),
     "another upload": (
         "    @property",
         "    def upload(self, local, trained):\n        return {'prototypes': trained.prototypes}\n\n    @property",
-        r"upload returned a dict; it must return a Upload\(",
+        r"upload\(\) is a dict, and must be Upload",
     ),
     "a number that is kept": ("    @property", f"{UPLOAD}local={{'a': 3}})\n\n    @property", OF_A_NUMBER),
     "a number that is sent": ("    @property", f"{UPLOAD}extra={{'a': 3}})\n\n    @property", OF_A_NUMBER),
@@ -167,6 +176,64 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "the loss b is nan and c is inf: .*lower train.learning_rate",
     ),
     "no return of a state": ("    @property", f"{SUPER}\n    @property", "WarmContrast.aggregate returns nothing"),
+    "one exchange": ("    @property", "    exchanges = 'train'\n\n    @property", f"exchanges is 'train', {OF_ONE}"),
+    "no such exchange": (
+        "    @property",
+        "    @property\n    def scored_at(self):\n        return 'trian'\n\n    @property",
+        "scored_at is 'trian', none of its exchanges; did you mean 'train'",
+    ),
+    "a class's value as a field": (
+        "    @property",
+        "    averages: bool = False\n\n    @property",
+        r"averages is a field, .* write averages: ClassVar\[",
+    ),
+    "a word for no": ("    @property", "    averages = 'no'\n\n    @property", "averages is 'no', and must be bool"),
+    "a property for a function": (
+        "    def loss",
+        "    @property\n    def loss",
+        "loss is a property, and a function of Method: leave out @property",
+    ),
+    "an argument less": (
+        "batch: Batch, local: ClientContext)",
+        "batch: Batch)",
+        r"WarmContrast.loss: too many positional arguments; that of Method has \(self, batch, local\)",
+    ),
+    "one phase": (
+        "    @property",
+        f"{PHASES}        return Phase(epochs)\n\n    @property",
+        rf"phases\(\) is a Phase, {OF_ONE}",
+    ),
+    "names for a function": (
+        "    @property",
+        f"{PHASES}        return (Phase(epochs, 'head'),)\n\n    @property",
+        r"phases\(\)\[0\].trainable is 'head', and must be Callable",
+    ),
+    "a word for a number of rows": (
+        "    @property",
+        f"{EXPECTS}max_rows='3')\n\n    @property",
+        r"expects\(\).max_rows is '3', and must be int \| None",
+    ),
+    "a length for a shape": (
+        "    @property",
+        f"{EXPECTS}extra={{'a': (torch.float32, 3)}})\n\n    @property",
+        r"expects\(\).extra\['a'\]\[1\] is 3, and must be tuple\[.*\(it,\)",
+    ),
+    "a shape without a dtype": (
+        "    @property",
+        f"{EXPECTS}extra={{'a': (3,)}})\n\n    @property",
+        r"expects\(\).extra\['a'\] is a tuple, and must be tuple\[dtype",
+    ),
+    "a list of losses": (
+        "return Losses(terms)",
+        "return Losses(list(terms.values()))",
+        r"loss\(\).terms is a list, and must be dict\[str, Tensor\]",
+    ),
+    "losses without a term": ("return Losses(terms)", "return Losses({})", "loss gave no term, so nothing would train"),
+    "a list of prototypes": (
+        "return server.aggregation.class_means([update.prototypes for update in updates])",
+        "return [update.prototypes for update in updates]",
+        r"aggregate_prototypes\(\) is a list, and must be PrototypeSet",
+    ),
     "other dtypes": (
         "    @property",
         f"{SUPER}        weights = {{name: tensor.double() for name, tensor in new.weights.items()}}\n"
@@ -228,15 +295,19 @@ def test_a_mistake_in_a_method_is_named(mistake: str, package: Path, capsys: pyt
 PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "client twice": ("ClientSpec(domain, index)", "ClientSpec(domain, 0)", "ByLabel.clients has sketch-0 twice"),
     "no client": ("return tuple(", "return () and tuple(", "ByLabel.clients is empty"),
-    "names of clients": ("ClientSpec(domain, index)", "f'{domain}-{index}'", r"clients has .*'sketch-0'.*ClientSpec\("),
+    "names of clients": (
+        "ClientSpec(domain, index)",
+        "f'{domain}-{index}'",
+        r"clients\(\)\[0\] is 'sketch-0', and must be ClientSpec",
+    ),
     "domain and number exchanged": (
         "ClientSpec(domain, index)",
         "ClientSpec(index, domain)",
-        r"clients has ClientSpec\(domain=0.*ClientSpec\(domain, 0\)",
+        r"clients\(\)\[0\].domain is 0, and must be str",
     ),
     "not ascending": (".sort().values", ".flip(0)", r"split of sketch-0 must be an int64 tensor \[n\] of distinct"),
     "not distinct": ("return mine[: self.samples].sort()", "return mine[: 2].repeat(2).sort()", "of distinct, asc"),
-    "no tensor": (".sort().values", ".tolist()", "it is list"),
+    "no tensor": (".sort().values", ".tolist()", r"ByLabel.split\(\) is a list, and must be Tensor"),
     "beyond the images": (".sort().values", ".sort().values + 9999", "from 0 to 239, of the training images of sk"),
     "misspelt": ("def split", "def splits", "ByLabel does not define split"),
     "unknown domain": (
@@ -244,6 +315,18 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
         "    def test_domains(self, data):\n        return ('nowhere',)\n\n    def split",
         "test_domains has 'nowhere', no domain",
     ),
+    **{
+        f"scored domains {found}": (
+            "    def split",
+            f"    def test_domains(self, data):\n        return {found}\n\n    def split",
+            rf"ByLabel.test_domains\(\)\S* is {said}",
+        )
+        for found, said in (
+            ("3", r"3, and must be tuple\[str, \.\.\.\]"),
+            ("(0,)", "0, and must be str"),
+            ("'sketch'", f"'sketch', {OF_ONE}"),
+        )
+    },
     "no scored domain": (
         "    def split",
         "    def test_domains(self, data):\n        return ()\n\n    def split",
@@ -257,7 +340,7 @@ PROTOCOLS: Mapping[str, tuple[str, str, str]] = {
     "no split to score": (
         "    def split",
         "    def test_split(self, domain):\n        return domain.test.images, domain.test.labels\n\n    def split",
-        "ByLabel.test_split returned a tuple; it must return a Split",
+        r"ByLabel.test_split\(\) is a tuple, and must be Split",
     ),
 }
 
@@ -286,10 +369,15 @@ MODELS: Mapping[str, tuple[str, str, str]] = {
     "another class": (
         "return Model(",
         "return nn.Sequential(nn.ReLU()) or Model(",
-        r"returned a Sequential; .* a Model\(",
+        r"_construct\(\) is a Sequential, and must be Model",
     ),
     "no return": ("return Model(", "Model(", "_construct returns nothing"),
     "features": ("self.width, class_count)\n", "9, class_count)\n", r"features .* are \[2, 96\], and must be \[2, 9\]"),
+    "a word for a number": (
+        "ClassVar[int] = 8",
+        "ClassVar[int] = '8'",
+        "Wide.minimum_image_size is '8', and must be int",
+    ),
     "head": (
         "nn.Linear(self.width, class_count)",
         "nn.Linear(9, class_count)",
@@ -355,7 +443,7 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     exec(re.findall(r"```python\n(.*?)```", (DOCS / "add-a-data-set.md").read_text(), re.DOTALL)[1], {})
     words = ["method=fedavg", "data=ownlib.mine.Archives", "data.root=.", "data.domains=[day]", "data.image_size=16"]
     error = said(package, "data-set", "return Domain(", "return (", words, capsys)
-    assert "Archives._read returned a tuple; it must return a Domain(" in error
+    assert "Archives._read() is a tuple, and must be Domain" in error
     forget("ownlib")
     error = said(package, "data-set", "labels[:cut]", "labels[:cut + 1]", words, capsys)
     assert "archives: domain 'day': 48 images need as many labels" in error
@@ -368,10 +456,22 @@ def test_a_mistake_in_a_data_set_is_named(package: Path, capsys: pytest.CaptureF
     forget("ownlib")
     error = said(package, "data-set", "labels[cut:]))", "labels[cut:]), train_groups=('one',))", words, capsys)
     assert "train_groups must have an entry for each of 48 images; got 1" in error
-    for names in ("(1, 2)", "('cat', 'cat')"):
+    forget("ownlib")
+    error = said(package, "data-set", "return self.classes", "return ('cat', 'cat')", words, capsys)
+    assert "names must be texts, and no two alike" in error
+    for old, new, reason in (
+        ("return self.classes", "self.classes", "class_names is None, and must be tuple[str, ...]"),
+        ("return self.classes", "return (1, 2)", "class_names[0] is 1, and must be str"),
+        ("return self.classes", "return list(self.classes)", "class_names is a list, and must be tuple[str, ...]"),
+        (
+            "name: ClassVar[str]",
+            "name: str",
+            "Archives.name is a field, and no setting of DataSource: write name: Class",
+        ),
+        ("Split(images[:cut], labels[:cut])", "images[:cut]", "Archives._read().train is a Tensor, and must be Split"),
+    ):
         forget("ownlib")
-        error = said(package, "data-set", "return self.classes", f"return {names}", words, capsys)
-        assert "names must be texts, and no two alike" in error
+        assert reason in said(package, "data-set", old, new, words, capsys)
     forget("ownlib")
     assert "_read returns nothing, and that of" in said(package, "data-set", "return Domain(", "Domain(", words, capsys)
 

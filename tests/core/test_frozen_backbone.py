@@ -179,7 +179,7 @@ class Wrapped(FedAvg):
 
 def test_a_method_must_return_the_network_that_it_extends(tmp_path: Path) -> None:
     settings = replace(toy_settings("fedavg", tmp_path), method=Wrapped())
-    with pytest.raises(ConfigError, match=r"Wrapped.extend returned a Sequential; it must return a Model"):
+    with pytest.raises(ConfigError, match=r"extend\(\) is a Sequential, and must be Model"):
         build_model(settings, 3)
 
 

@@ -383,7 +383,10 @@ def test_a_wrong_declaration_is_refused(case: str, monkeypatch: pytest.MonkeyPat
         ("Wrong own_metric.kind=mean", r"sums: images of 20 images is 0.3\d+, and in two batches 0.[67]\d+; return"),
         ("Wrong own_metric.kind='mean margin'", r"sums: images of 20 images is 0.1\d+, and in two batches 0.\d+;"),
         ("Wrong own_metric.kind='no values'", "Wrong does not define values"),
-        ("Wrong own_metric.kind='no number of values'", "Wrong.values: mine is not a number"),
+        (
+            "Wrong own_metric.kind='no number of values'",
+            r"own_metric: Wrong.values\(\)\['mine'\] is a list, and must be float \| None",
+        ),
         ("Wrong own_metric.kind='other values'", r"Wrong.values returned \['yours'\]"),
         ("Absent", "has no class Absent"),
     ],

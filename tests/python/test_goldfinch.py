@@ -228,7 +228,7 @@ class Bare(FedAvg):
 def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small: dict[str, Any] = {"settings": SMALL, "rounds": 1, "quiet": True}
     assert gf.run(method=Doubled, output=tmp_path / "run", engine="inline", **small).average > 0
-    with pytest.raises(gf.GoldfinchError, match=r"Bare.loss returned a Tensor; it must return a Losses\("):
+    with pytest.raises(gf.GoldfinchError, match=r"Bare.loss\(\) is a Tensor, and must be Losses"):
         gf.run(method=Bare, output=tmp_path / "bare", engine="inline", **small)
 
     @gf.checked
