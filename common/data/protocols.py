@@ -116,10 +116,8 @@ class Protocol(ABC):
             raise DataError(f"client {client.id} has {len(held)} training samples, and {reason}")
         trained = held[~torch.isin(held, validated)]
         if len(trained) < 2:
-            found, remedy = (
-                quantity(len(trained), "sample"),
-                "give the domain more images or the protocol a larger share",
-            )
+            found = quantity(len(trained), "sample")
+            remedy = "give the domain more images or the protocol a larger share"
             if len(validated):
                 found += f" besides {len(validated)} that protocol.validation={self.validation:g} holds out"
                 remedy = f"set protocol.validation=0, or {remedy}"
