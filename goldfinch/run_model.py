@@ -76,7 +76,9 @@ class RunModel:
             kept = Checkpoints(self.folder / "checkpoint", kind=BEST)
         checkpoint = kept.load()
         if checkpoint is None:
-            raise CheckpointError(f"{self.folder} has no checkpoint: the model is gone; run it again")
+            raise CheckpointError(
+                f"{self.folder} has no checkpoint: it stopped before its first, or that was deleted; run it again"
+            )
         chosen = self.record.summary.get("validation", {}).get("round")
         if self.chosen == "best" and chosen not in (None, checkpoint.state.round):
             raise CheckpointError(

@@ -19,6 +19,7 @@ from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
+from common.run_config import CHANGEABLE_ON_RESUME
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.storage import write_json
 from common.text import printable, quantity, shell_line
@@ -180,12 +181,17 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         "resume": True,
         "overwrite": False,
     }
+    named = {item.key for item in given}
     if not trust:
-        _check_places(folder, recorded, {item.key for item in given})
+        _check_places(folder, recorded, named)
     try:
         settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
-        raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
+        message = f"{folder / 'config.yaml'} with your overrides: {error}"
+        if "output" not in named:  # the advice may be a setting that a resume refuses in its turn
+            changeable = ", ".join(CHANGEABLE_ON_RESUME)
+            message += f"; besides {changeable}, what a result depends on changes in a new run: add output=DIR"
+        raise ConfigError(message) from error
     if not trust:
         _check_links(settings.output_folder)
     run(settings, quiet=quiet)
