@@ -19,7 +19,6 @@ from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
-from common.run_config import CHANGEABLE_ON_RESUME
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.storage import write_json
 from common.text import printable, quantity, shell_line
@@ -189,8 +188,7 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
     except ConfigError as error:
         message = f"{folder / 'config.yaml'} with your overrides: {error}"
         if "output" not in named:  # the advice may be a setting that a resume refuses in its turn
-            changeable = ", ".join(CHANGEABLE_ON_RESUME)
-            message += f"; besides {changeable}, what a result depends on changes in a new run: add output=DIR"
+            message += "; a setting that training depends on changes in a new run: add output=DIR"
         raise ConfigError(message) from error
     if not trust:
         _check_links(settings.output_folder)

@@ -76,7 +76,7 @@ def mean_interval(values: Sequence[float]) -> Difference:
     """
     from scipy.stats import t
 
-    mean = statistics.fmean(values)
+    mean = round(statistics.fmean(values), 11)  # where printed digits tie, no last bit of the values decides
     if len(values) < 2:
         return Difference(mean)
     if max(values) - min(values) <= EXACT:

@@ -142,3 +142,9 @@ def test_ranks_are_scipy_s_and_equal_scores_share_one(scores: list[float]) -> No
 
 def test_scores_that_print_alike_share_a_rank() -> None:
     assert ranks([28.4842, 30.0, 28.4839, 10.0]) == [2, 1, 2, 4]
+
+
+@pytest.mark.parametrize("last_bit", [-3e-14, 0.0, 3e-14])
+def test_where_printed_digits_tie_no_last_bit_decides(last_bit: float) -> None:
+    found = paired_difference([75.34, 73.03, 72.73 + last_bit], [76.06, 76.025, 76.47])  # -2.485 in the mean
+    assert str(found) == "-2.48 [-6.39, +1.42]"
