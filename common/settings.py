@@ -428,7 +428,7 @@ def _check_validation(settings: RunSettings) -> None:
     if settings.train.patience is not None and not validation:
         raise ConfigError(
             f"train.patience={settings.train.patience} stops a run by its scores on validation samples, and there are "
-            "none: set protocol.validation to a share such as 0.1"
+            "none: set protocol.validation to a share such as 0.1, in a new run (goldfinch resume: add output=DIR)"
         )
     if not (settings.rounds.test or validation):
         raise ConfigError("rounds.test=false leaves nothing to score: set protocol.validation to a share such as 0.1")

@@ -180,16 +180,12 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         "resume": True,
         "overwrite": False,
     }
-    named = {item.key for item in given}
     if not trust:
-        _check_places(folder, recorded, named)
+        _check_places(folder, recorded, {item.key for item in given})
     try:
         settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
-        message = f"{folder / 'config.yaml'} with your overrides: {error}"
-        if "output" not in named:  # the advice may be a setting that a resume refuses in its turn
-            message += "; a setting that training depends on changes in a new run: add output=DIR"
-        raise ConfigError(message) from error
+        raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
     if not trust:
         _check_links(settings.output_folder)
     run(settings, quiet=quiet)

@@ -132,17 +132,16 @@ def test_the_remedies_work_when_typed(finished: Path, tmp_path: Path, capsys: py
     assert content(finished) == before
 
 
-def test_advice_that_a_resume_refuses_names_the_folder_with_which_it_works(
+def test_patience_without_validation_is_told_of_the_new_run_that_it_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, other = tmp_path / "run", tmp_path / "other"
     assert main(["run", *TINY, "train.rounds=1", "--quiet", f"output={folder}"]) == 0
     assert main(["resume", str(folder), "train.patience=4"]) == 1
     message = capsys.readouterr().err
-    assert "set protocol.validation to a share such as 0.1" in message
+    assert "set protocol.validation to a share such as 0.1, in a new run (goldfinch resume: add output=DIR)" in message
     advised = ["train.patience=4", "protocol.validation=0.1"]
     assert main(["resume", str(folder), *advised]) == 1
-    assert "add output=DIR" in message
     assert main(["resume", str(folder), *advised, "--quiet", f"output={other}"]) == 0
     assert RunRecord.open(other).config["train"]["patience"] == 4
 
