@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ ON_A_CPU = "bfloat16 on a CPU"
 """The precision of runs in curves.csv that no card computed."""
 
 
+@cache
 def papers_curves() -> Curves:
     """Accuracy in % of each round and column, of the runs in curves.csv: table, row, precision and seed."""
     found: Curves = {}
@@ -148,20 +150,35 @@ def noise_of(scores: dict[str, float], printed: dict[str, float], column: str) -
     return 1.96 * math.sqrt(variance) / len(domains)
 
 
+SEEDS = "012"
+Curve = dict[int, dict[str, float]]
+
+
+def rows_run(table: str) -> dict[str, dict[str, Curve]]:
+    """The rows of a table that were run with three seeds, in bfloat16 on a card or else a CPU: their curves by seed."""
+    curves = papers_curves()
+    found: dict[str, dict[str, Curve]] = {}
+    for precision in ("bfloat16", ON_A_CPU):
+        for of, name, _, _ in curves:
+            keys = [(table, name, precision, seed) for seed in SEEDS]
+            if of == table and name not in found and all(key in curves for key in keys):
+                found[name] = {key[3]: curves[key] for key in keys}
+    return found
+
+
 def rows_at_the_papers_length() -> list[str]:
     """The page's table of scores: of each row that was printed or run, ours ± its deviation, then gap and noise."""
     curves, rows = papers_curves(), []
     for table in TABLES:
-        run = {name for found, name, precision, _ in curves if (found, precision) == (table, "bfloat16")}
+        run = rows_run(table)
         labels = [row.label for row in published_table(table).rows]
         first = f"{table}, {CLIENTS[table]}"
-        for label in [*labels, *sorted(run - set(labels))]:
+        for label in [*labels, *sorted(run.keys() - set(labels))]:
             if label not in run:
-                said = "one seed, below" if (table, label, ON_A_CPU, "0") in curves else "not run"
-                rows.append(f"| {first} | {label} | {said} |".replace("|  |", "| |"))
+                rows.append(f"| {first} | {label} | not run |".replace("|  |", "| |"))
                 first = ""
                 continue
-            of_seeds = [curves[table, label, "bfloat16", seed] for seed in "012"]
+            of_seeds = list(run[label].values())
             values = {name: [mean_of(curve, scored_rounds(table), name) for curve in of_seeds] for name in COLUMNS}
             means = {name: statistics.mean(found) for name, found in values.items()}
             printed = printed_cells(table).get(label, {})
@@ -171,23 +188,23 @@ def rows_at_the_papers_length() -> list[str]:
                 if printed:
                     text += f" ({means[name] - printed[name]:+.1f}; {noise_of(means, printed, name):.1f})"
                 cells.append(text)
-            rows.append(f"| {first} | {label} | {' | '.join(cells)} |".replace("|  |", "| |"))
+            on_a_cpu = (table, label, "bfloat16", "0") not in curves
+            said = f"{label}, on a CPU" if on_a_cpu else label
+            rows.append(f"| {first} | {said} | {' | '.join(cells)} |".replace("|  |", "| |"))
             first = ""
     return rows
 
 
 def effects_at_the_papers_length() -> list[str]:
     """The page's table of differences: from FedAvg of each row that was run, and the paper's own from the others."""
-    curves, rows = papers_curves(), []
+    rows = []
     for table in TABLES:
-        own, run = published_table(table).own, []
-        for found, name, precision, seed in curves:
-            if (found, precision, seed) == (table, "bfloat16", "0") and name != "FedAvg":
-                run.append(name)
+        own = published_table(table).own
+        run = [name for name in rows_run(table) if name != "FedAvg"]
         pairs = [(name, "FedAvg") for name in run]
         pairs += [(own, name) for name in run if name != own and name in printed_cells(table)]
         for name, base in pairs:
-            ours = lead_of(curves, table, name, base, scored_rounds(table))
+            ours = lead_of(table, name, base, scored_rounds(table))
             cells = printed_cells(table)
             text, lies = "-", "-"
             if name in cells and base in cells:
@@ -197,8 +214,9 @@ def effects_at_the_papers_length() -> list[str]:
     return rows
 
 
-def lead_of(curves: Curves, table: str, row: str, base: str, rounds: tuple[int, int]) -> Difference:
-    both = ([mean_of(curves[table, name, "bfloat16", seed], rounds) for seed in "012"] for name in (row, base))
+def lead_of(table: str, row: str, base: str, rounds: tuple[int, int]) -> Difference:
+    run = rows_run(table)
+    both = ([mean_of(run[name][seed], rounds) for seed in SEEDS] for name in (row, base))
     return paired_difference(*both)
 
 
@@ -208,13 +226,13 @@ def test_the_tables_of_runs_at_the_papers_length_agree_with_their_curves() -> No
         place = lines.index(rows[0])
         assert lines[place : place + len(rows)] == rows
         assert not lines[place + len(rows)].startswith("|")
-    curves = papers_curves()
     p_values: dict[tuple[str, str], float] = {}
-    for table, name, precision, seed in curves:
-        if (precision, seed) == ("bfloat16", "0") and name != "FedAvg":
-            found = lead_of(curves, table, name, "FedAvg", scored_rounds(table)).p
-            assert found is not None
-            p_values[table, name] = found
+    for table in TABLES:
+        for name in rows_run(table):
+            if name != "FedAvg":
+                found = lead_of(table, name, "FedAvg", scored_rounds(table)).p
+                assert found is not None
+                p_values[table, name] = found
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     below = [f"{name} on {table}" for (table, name), value in corrected.items() if value < 0.05]
     assert f"Holm's correction over the {len(p_values)} leaves {' and '.join(below) or 'none'}" in words(
@@ -321,14 +339,13 @@ def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
 
 
 def test_the_page_says_how_likely_its_orders_are() -> None:
-    curves, page = papers_curves(), words(RESULTS / "paper" / "README.md")
+    page = words(RESULTS / "paper" / "README.md")
     for table in TABLES:
         printed = printed_cells(table)
-        run = [name for found, name, precision, seed in curves if (found, precision, seed) == (table, "bfloat16", "0")]
         pairs = []
-        for name in run:
+        for name, of_seeds in rows_run(table).items():
             if name in printed:
-                means = [mean_of(curves[table, name, "bfloat16", seed], scored_rounds(table)) for seed in "012"]
+                means = [mean_of(curve, scored_rounds(table)) for curve in of_seeds.values()]
                 pairs.append((statistics.mean(means), printed[name]["average"]))
         order = agreement(pairs)
         assert f"{table}: {order.kept} of {order.pairs} pairs ({percent(order.chance)} of orders)" in page
@@ -339,7 +356,7 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     page = words(RESULTS / "paper" / "README.md")
 
     def lead(table: str, row: str, base: str, rounds: tuple[int, int] = (0, 0)) -> str:
-        return lead_of(curves, table, row, base, rounds if rounds[1] else scored_rounds(table)).text(1)
+        return lead_of(table, row, base, rounds if rounds[1] else scored_rounds(table)).text(1)
 
     assert f"FPL minus FedAvg is {lead('fpl_office', 'FPL', 'FedAvg', (26, 30))}" in page
     assert f"FedPLCC minus FedAvg is {lead('fpl_office', 'FedPLCC', 'FedAvg', (26, 30))}" in page
