@@ -24,7 +24,8 @@ from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split, union_of
 from common.data.inspection import inspect_own
-from common.data.protocols import ClientSpec, content_hash, scored_split, split_hash, test_hash, test_subset
+from common.data.protocols import ClientSpec, scored_split, test_hash, test_subset
+from common.data.splits import content_hash, split_hash
 from common.errors import ConfigError, PayloadError, some_of
 from common.metrics import peak_bytes
 from common.models.mixed import Mixed
@@ -150,7 +151,7 @@ class Device:
         hashed = [trained, domain.train.labels]
         if len(validated):
             hashed.append(validated)
-        sha256 = split_hash(self.settings.data.name, spec, *hashed)
+        sha256 = split_hash(self.settings.data.name, spec.id, *hashed)
         return domain.train.subset(trained), domain.train.subset(validated), sha256
 
     def _test_data(self, domain: str) -> Split:

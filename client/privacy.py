@@ -34,7 +34,8 @@ from client.trainer import LocalExchange
 from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
-from common.data.protocols import ClientSpec, public_split_hash
+from common.data.protocols import ClientSpec
+from common.data.splits import public_split_hash
 from common.errors import DIVERGED, ConfigError
 from common.privacy import GaussianPrivacy, clip_factor, clip_rows, finite_copy, gaussian, group_factor
 from common.prototypes import PrototypeSet, class_means
@@ -344,7 +345,7 @@ class GaussianDevicePrivacy(DevicePrivacy):
         Images that were read by other settings have another hash: if two were equal, they would tell of an image.
         """
         keyed = self._required_ledger.keyed_hash("content", self.settings.identity, spec.id, split, content)
-        return public_split_hash(self.settings.data.name, spec, list(counts), validation), keyed
+        return public_split_hash(self.settings.data.name, spec.id, list(counts), validation), keyed
 
     def measurements(
         self,

@@ -561,7 +561,8 @@ def imported(path: object, where: str, fits: Callable[[object], bool], kind: str
         raise ConfigError(f"{where}: the name of a class must be written module.Class; got {path!r}")
     if not trusted(path, where):
         raise ConfigError(
-            f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: {where}._target_={path} "
+            f"{where}: {path} is not one of Goldfinch's own, and imported only if you name it: by --config-dir with "
+            f"the folder whose file does, by an entry point of its package, or for a run by {where}._target_={path} "
             f"(in Python import {path.rpartition('.')[0]} before)"
         )
     module_name, _, name = path.rpartition(".")

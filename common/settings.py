@@ -13,9 +13,8 @@ from pydantic import AfterValidator
 from common.choices import imports_of, trust
 from common.composition import compose_config
 from common.config import FolderName, Seed, build, check, checked, construct, is_plain, to_config
-from common.data.batches import Augmentation
 from common.data.domain import DataSource
-from common.data.inspection import inspect_all
+from common.data.inspection import check_clients, inspect_all, say_normalisation
 from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
@@ -27,7 +26,7 @@ from common.own_metric import NoMetric, OwnMetric, check_own_metric
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.round_settings import RoundSettings, TrainSettings
 from common.run_config import configuration_of, flat, identity_of, scoring_of, sent_config
-from common.text import printable, warn_once
+from common.text import printable
 from common.versions import OURS, check_imported_code, code_sha256
 
 OWN_METRIC_IS_PRIVATE = (
@@ -320,6 +319,7 @@ def settings_of(raw: Mapping[str, Any]) -> RunSettings:
         values["output"] = str(Path("outputs", chosen["data"], chosen["method"], f"seed-{raw['seed']}"))
     settings = construct(RunSettings, values)
     clients = settings.clients  # the protocol's domains must exist in the data set
+    check_clients(settings.data, settings.protocol)
     settings.aggregation.check(settings.method.name, settings.method.averages, settings.rounds.sampled(len(clients)))
     settings.method.check(settings)
     _check_attack(settings)
@@ -370,19 +370,8 @@ def completed(node: Mapping[str, Any], value: Any) -> dict[str, Any]:
         if each.init and is_plain(plain[each.name]):
             values[each.name] = plain[each.name]
     if isinstance(value, DataSource) and not {"mean", "std", "normalisation"} & set(node.get("augmentation") or ()):
-        _say_normalisation(value, str(node["_target_"]))
+        say_normalisation(value, str(node["_target_"]))
     return values
-
-
-def _say_normalisation(data: DataSource, target: str) -> None:
-    """Log that images are normalised by ImageNet's mean and deviation, if nobody chose it."""
-    default, used = Augmentation(), data.augmentation
-    if (used.mean, used.std, used.normalisation) == (default.mean, default.std, default.normalisation):
-        warn_once(
-            f"{target}: images are normalised by ImageNet's mean and standard deviation, the default of "
-            "data.augmentation; if they are not photographs, set data.augmentation.normalisation=image (each image by "
-            "its own), or data.augmentation.mean and std"
-        )
 
 
 def check_deployable(settings: RunSettings) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from common.data.batches import Split
+from common.data.batches import Augmentation, Split
 from common.data.domain import DataSource, Domain
 from common.data.protocols import ClientSpec, Protocol, scored_split
 from common.data.value_ranges import sliver_of
@@ -68,7 +68,7 @@ def inspect(
     *,
     private: bool = False,
 ) -> None:
-    """Read all domains of a simulation and compare them; generated data are not read.
+    """Read all domains of a simulation and compare them.
 
     Args:
         source: the data set.
@@ -80,8 +80,6 @@ def inspect(
     Raises:
         DataError: a domain cannot be read, with the errors of all of them; or see :func:`compare_images`.
     """
-    if source.generated:
-        return
     found: list[Domain] = []
     errors: list[str] = []
     for name in domains:
@@ -106,9 +104,8 @@ def inspect_all(
         privacy: the run's. Where it protects groups, each must be of one domain; see :func:`check_shared_groups`.
 
     Raises:
-        DataError: see :func:`inspect`; or the protocol's clients, splits or test domains are not what one must give.
+        DataError: see :func:`inspect`; or two clients hold images of a group.
     """
-    _check_clients(source, protocol)
     used = {client.domain for client in protocol.clients(source)} | set(protocol.test_domains(source))
     names = [domain for domain in source.domains if domain in used]
     private = isinstance(privacy, GaussianPrivacy)
@@ -138,8 +135,14 @@ def inspect_own(source: DataSource, protocol: Protocol, seed: int, domain: Domai
         compare_images(source, [domain], protocol, seed)
 
 
-def _check_clients(data: DataSource, protocol: Protocol) -> None:
-    """Refuse a protocol without clients, with one of them twice, or that scores what is no domain."""
+def check_clients(data: DataSource, protocol: Protocol) -> None:
+    """Refuse a protocol without clients, with one of them twice, or that scores what is no domain.
+
+    Server and devices check this where they build settings; nothing is read.
+
+    Raises:
+        DataError: the protocol is one of these.
+    """
     name = type(protocol).__name__
     ids = [client.id for client in protocol.clients(data)]
     twice = [client for client, count in Counter(ids).items() if count > 1]
@@ -156,21 +159,6 @@ def _check_clients(data: DataSource, protocol: Protocol) -> None:
             raise DataError(
                 f"{name}.test_domains has {domain!r}, no domain of the data; {nearest(domain, data.domains)}"
             )
-
-
-def _check_split(protocol: Protocol, domain: Domain, client: ClientSpec, indices: object) -> None:
-    """Refuse a split that is not what :meth:`Protocol.split` must return."""
-    images = len(domain.train)
-    fits = False
-    if isinstance(indices, torch.Tensor) and indices.dtype == torch.int64 and indices.ndim == 1:
-        inside = torch.cat([torch.tensor([-1]), indices, torch.tensor([images])])
-        fits = bool((inside.diff() > 0).all())
-    if not fits:
-        raise DataError(
-            f"{type(protocol).__name__}.split of {client.id} must be an int64 tensor [n] of distinct, ascending "
-            f"indices from 0 to {images - 1}, of the training images of {domain.name}; it is {type(indices).__name__} "
-            f"{str(indices)[:80]}"
-        )
 
 
 def check_groups(data: DataSource, protocol: Protocol, domain: Domain, seed: int) -> None:
@@ -225,8 +213,6 @@ def uneven_holdings(data: DataSource, protocol: Protocol, seed: int) -> str:
             parts = [protocol.held(domain, client, seed) for client in of_domain]
         except DataError:  # a client that cannot be made says so itself
             continue
-        for client, part in zip(of_domain, parts, strict=True):
-            _check_split(protocol, domain, client, part)
         check_groups(data, protocol, domain, seed)
         labels = domain.train.labels
         held, holders = torch.cat(parts).unique(return_counts=True)
@@ -480,3 +466,19 @@ def _trained_and_scored(source: DataSource, several: Sequence[Sequence[Place]]) 
 
 def _counts(counts: Counter[str]) -> str:
     return some_of([f"{domain} {count:,}" for domain, count in counts.most_common()], MAX_NAMED)
+
+
+def say_normalisation(data: DataSource, target: str) -> None:
+    """Log that images are normalised by ImageNet's mean and deviation, if nobody chose it.
+
+    Args:
+        data: the data set.
+        target: the name of its class, for the message.
+    """
+    default, used = Augmentation(), data.augmentation
+    if (used.mean, used.std, used.normalisation) == (default.mean, default.std, default.normalisation):
+        warn_once(
+            f"{target}: images are normalised by ImageNet's mean and standard deviation, the default of "
+            "data.augmentation; if they are not photographs, set data.augmentation.normalisation=image (each image by "
+            "its own), or data.augmentation.mean and std"
+        )

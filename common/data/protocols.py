@@ -1,8 +1,7 @@
 """Protocols: the clients, the samples of each client's domain that it holds, and the domains that are scored."""
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
@@ -16,6 +15,7 @@ from common.config import Count, Names, Natural, Seed, Share, check, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain
 from common.data.own_images import none_held_out, whole_groups
+from common.data.splits import check_split, content_hash
 from common.errors import ConfigError, DataError, nearest
 from common.numerics import GLOBAL_GENERATORS, generator, numpy_generator, seeded_globals
 from common.text import quantity
@@ -88,15 +88,17 @@ class Protocol(ABC):
         """
 
     def held(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
-        """Return the indices of :meth:`split`, which may draw from the global generators.
+        """Return the indices of :meth:`split`, checked; it may draw from the global generators.
 
         They start alike for all clients of the domain, so that a permutation drawn there is the same for each of them.
 
         Raises:
-            DataError: the domain has too few samples for the protocol.
+            DataError: the domain has too few samples for the protocol, or the split is not what one must be.
         """
         with GLOBAL_GENERATORS, seeded_globals(self._seed(seed), "split", domain.name):
-            return self.split(domain, client, seed)
+            indices = self.split(domain, client, seed)
+        check_split(type(self).__name__, domain.name, client.id, indices, len(domain.train))
+        return indices
 
     def parts(self, domain: Domain, client: ClientSpec, seed: int) -> tuple[Tensor, Tensor]:
         """Return the indices of :meth:`split` to train on and those to validate with: int64, distinct, ascending.
@@ -283,11 +285,7 @@ class Allocation(Protocol):
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
         """Return ``counts[domain]`` clients for each domain."""
         _check_known("protocol", {**self.counts, **self.fractions}, data)
-        found: list[ClientSpec] = []
-        for name in data.domains:
-            for index in range(self.counts.get(name, 0)):
-                found.append(ClientSpec(name, index))
-        return tuple(found)
+        return _numbered(data, self.counts)
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
@@ -415,11 +413,7 @@ class Skewed(Protocol):
 
     def clients(self, data: DataSource) -> tuple[ClientSpec, ...]:
         """Return ``client_count`` clients for each domain."""
-        found: list[ClientSpec] = []
-        for domain in data.domains:
-            for index in range(self.client_count):
-                found.append(ClientSpec(domain, index))
-        return tuple(found)
+        return _numbered(data, dict.fromkeys(data.domains, self.client_count))
 
     def split(self, domain: Domain, client: ClientSpec, seed: int) -> Tensor:
         """See :meth:`Protocol.split`."""
@@ -462,6 +456,15 @@ class Skewed(Protocol):
                 "raise protocol.classes_each or protocol.samples, or lower protocol.least"
             )
         return cuts
+
+
+def _numbered(data: DataSource, counts: Mapping[str, int]) -> tuple[ClientSpec, ...]:
+    """Return so many clients of each domain, in the data's order."""
+    found: list[ClientSpec] = []
+    for domain in data.domains:
+        for index in range(counts.get(domain, 0)):
+            found.append(ClientSpec(domain, index))
+    return tuple(found)
 
 
 def _check_known(setting: str, names: Iterable[str], data: DataSource) -> None:
@@ -531,42 +534,6 @@ def share(domain: Domain, fraction: float) -> int:
             f"{domain.name}: {fraction} of its {len(domain.train)} train images is less than one; take a larger share"
         )
     return count
-
-
-def split_hash(data_name: str, client: ClientSpec, indices: Tensor, labels: Tensor, *validation: Tensor) -> str:
-    """Return the SHA-256 (hex) of one client's samples: the data set's name, the client, its indices, and their labels.
-
-    Args:
-        data_name: ``DataSource.name``.
-        client: the client that holds the samples.
-        indices: int64 [n], the training samples, from :meth:`Protocol.parts`.
-        labels: int64 [N], of the domain's whole train split; those at ``indices`` are hashed.
-        validation: int64 [m], the validation samples, if the client has any.
-    """
-    digest = hashlib.sha256(f"{data_name}\n{client.id}\n{len(indices)}\n".encode())
-    for values in (indices, labels.to(indices.device)[indices], *validation):
-        digest.update(values.to("cpu", torch.int64).contiguous().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
-
-
-def public_split_hash(data_name: str, client: ClientSpec, class_counts: Sequence[int], validation: int) -> str:
-    """Return the SHA-256 (hex) of what a private client reveals; indices and labels of samples are not part of it.
-
-    Args:
-        data_name: ``DataSource.name``.
-        client: the client that holds the samples.
-        class_counts: training samples per class.
-        validation: number of validation samples.
-    """
-    lines = [data_name, client.id, *map(str, class_counts), str(validation)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def content_hash(split: Split, *further: str) -> str:
-    """Return the SHA-256 (hex) of a split's pixels, followed by further texts."""
-    digest = hashlib.sha256(split.images.cpu().contiguous().numpy().data)
-    digest.update("\n".join(further).encode())
-    return digest.hexdigest()
 
 
 def test_hash(domain: Domain) -> str:

@@ -103,7 +103,7 @@ class Transform:
     def _changed(self, image: Tensor) -> Tensor:
         shown = f"{TRANSFORM}={self.name}"
         try:
-            changed = self.module(image)
+            changed = self.module(image.clone())  # one that works in place changes the images of no other view
         except Exception as error:  # a class of the user's may raise anything
             raise ConfigError(
                 f"{shown} fails on an image, uint8 {list(image.shape)}: {type(error).__name__}: {error}"

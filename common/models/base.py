@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from common.numerics import GLOBAL_GENERATORS, derive
+from common.numerics import GLOBAL_GENERATORS, seeded_globals
 
 Norm = Literal["batch", "group", "none"]
 """Normalisation of a network. ``batch`` scales by the batch in training and by running statistics in evaluation;
@@ -45,10 +45,10 @@ class ModelError(ConfigError, ValueError):
 def initialised(seed: int, *key: str | int) -> Iterator[None]:
     """Layers constructed inside draw their weights from the random stream of ``(seed, *key)``, on the CPU, in float32.
 
-    torch's layers use the global random state. The function seeds this state for the block and restores it afterwards.
+    torch's layers use the global random state, and one's own may use those of NumPy and Python. The function seeds them
+    for the block and restores them afterwards.
     """
-    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]), torch.device(_DEVICE.get()):
-        torch.default_generator.manual_seed(derive(seed, *key))
+    with GLOBAL_GENERATORS, seeded_globals(seed, *key), torch.device(_DEVICE.get()):
         yield
 
 
@@ -130,7 +130,13 @@ class Model(nn.Module):
         return self
 
     def hold_still(self) -> None:
-        """Keep the parts that are in evaluation mode now in it, whatever mode the network is set to."""
+        """Keep the parts that are in evaluation mode now in it, whatever mode the network is set to.
+
+        Raises:
+            ModelError: the whole network is.
+        """
+        if not self.training:
+            raise ModelError("the network is in evaluation mode as a whole, so nothing of it would learn: call train()")
         self.still = frozenset(name for name, part in self.named_modules() if not part.training)
 
     def features(self, images: Tensor) -> Tensor:

@@ -469,20 +469,25 @@ def check_combination(settings: RunSettings, model: nn.Module, client_count: int
     settings.aggregation.check(method.name, method.averages, settings.rounds.sampled(client_count))
     check_bounds(settings, client_count)
     method.check(settings)
-    _check_keeps_something(method, model)
+    _check_kept_part(method, model)
     check_request(UNKNOWN, settings, model, client_count)
 
 
-def _check_keeps_something(method: Method, model: nn.Module) -> None:
-    """Refuse a method with a part of the model on each client, if the chosen network has no such part.
+def _check_kept_part(method: Method, model: nn.Module) -> None:
+    """Check that clients keep a part of the network if the method says so, and only then.
 
     Raises:
-        ConfigError: every tensor of the network is shared.
+        ConfigError: a personal method shares every tensor of the network, or another keeps one that is scored.
     """
-    chooses = type(method).shared_names is not Method.shared_names
-    if not (method.personal and chooses):
-        return
-    if model.state_dict().keys() <= set(method.shared_names(model)):
+    shared = set(method.shared_names(model))
+    kept = [name for name in model.state_dict() if name not in shared]
+    scored = [name for name in kept if name.startswith(("backbone.", "head."))]
+    if scored and not method.personal:
+        raise ConfigError(
+            f"method={method.name}: shared_names leaves {some_of(scored, 3)} on each client, so there is no one model "
+            "to score: let personal return True (each client's own model is scored, at home), or share them"
+        )
+    if not kept and method.personal and type(method).shared_names is not Method.shared_names:
         raise ConfigError(
             f"method={method.name}: each client keeps a part of the network, and this network has no such part, so the "
             "result would be that of one model for all; set model.norm=batch if the part is batch normalisation, or "

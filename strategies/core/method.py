@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from common.config import checked, returned
 from common.errors import ConfigError, nearest
-from common.models.base import Model
+from common.models.base import Model, initialised
 from common.models.mixed import Mixed
 from common.privacy import GaussianPrivacy
 from common.prototypes import PrototypeSet
@@ -47,6 +47,14 @@ Weighting = Literal["samples", "uniform"]
 
 Bound = Literal["lower", "upper"]
 """The line of a table that a method is."""
+
+NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "predict": (("inference",), "an export knows nothing of predict"),
+    "adapt": (("adapts",), "adapt is called only where adapts is True"),
+    "scored_weights": (("adapt", "download"), "devices score what one of these gives them"),
+    "respond": (("exchanges",), "respond answers an exchange that must be declared"),
+}
+"""Parts of a method that have no effect, or a wrong one, by themselves: what must be overridden, too, and why."""
 
 
 @checked
@@ -144,8 +152,9 @@ class Method:
         keeps = type(self).aggregate_prototypes is Method.aggregate_prototypes
         if keeps != (self.prototypes_from == "none") and type(self).aggregate is Method.aggregate:
             raise ConfigError(f"method={self.name}: override both prototypes_from and aggregate_prototypes, or neither")
-        if type(self).predict is not Method.predict and type(self).inference is Method.inference:
-            raise ConfigError(f"method={self.name}: override inference, too: an export knows nothing of predict")
+        for name, (needed, reason) in NEEDS.items():
+            if self._overrides(name) and not any(self._overrides(each) for each in needed):
+                raise ConfigError(f"method={self.name}: override {' or '.join(needed)}, too: {reason}")
         if self.personal and self.trains and settings.unseen_domains:
             raise ConfigError(
                 f"method={self.name} has a model for each client and none for {', '.join(settings.unseen_domains)}, "
@@ -172,6 +181,9 @@ class Method:
             )
         if isinstance(settings.model, Mixed):
             self._check_exchanges_none(settings.model, settings.data.image_size)
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name, None) is not getattr(Method, name)
 
     def _check_exchanges_none(self, networks: Mixed, image_size: int) -> None:
         """Refuse networks that differ between clients if the method exchanges weights."""
@@ -406,7 +418,9 @@ def build_model(settings: RunSettings, client_count: int, domain: str | None = N
     if domain is not None:
         spec = spec.of(domain)
     model = spec.build(data.class_count, data.image_size, seed, data.class_names)
-    extended = returned(settings.method.extend(model, client_count, seed), Model, f"{settings.method.name}.extend()")
+    with initialised(seed, "extension"):
+        extended = settings.method.extend(model, client_count, seed)
+    extended = returned(extended, Model, f"{settings.method.name}.extend()")
     extended.hold_still()
     if model.frozen and not extended.frozen:
         raise ConfigError(

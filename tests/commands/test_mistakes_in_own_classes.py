@@ -141,6 +141,27 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
         "    def predict(self, features, logits, local):\n        return -logits\n\n    @property",
         "override inference, too: an export",
     ),
+    "a scored part that each client keeps": (
+        "    @property",
+        "    def shared_names(self, model):\n"
+        "        return {name for name in model.state_dict() if name != 'head.bias'}\n\n    @property",
+        "shared_names leaves head.bias on each client.*let personal return True",
+    ),
+    "an adaptation that nobody calls": (
+        "    @property",
+        "    def adapt(self, local):\n        local.model.zero_grad()\n\n    @property",
+        "override adapts, too",
+    ),
+    "weights that nobody scores": (
+        "    @property",
+        "    def scored_weights(self, state):\n        return {**state.weights}\n\n    @property",
+        "override adapt or download, too",
+    ),
+    "an answer to no exchange": (
+        "    @property",
+        "    def respond(self, local):\n        return self.upload(local, None)\n\n    @property",
+        "override exchanges, too",
+    ),
     "a pass of no export": (
         "    @property",
         "    def compute(self, model, images, local):\n        features, logits = model(images)\n"

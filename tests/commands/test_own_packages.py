@@ -114,7 +114,9 @@ def test_a_class_that_the_choice_names_already_changes_nothing() -> None:
 
 def test_a_class_that_python_has_imported_is_built_and_no_function(package: Path, tmp_path: Path) -> None:
     node = {"_target_": "ownlib.fair.QFair", "q": 2.0}
-    with pytest.raises(ConfigError, match=r"if you name it: method._target_=.* .in Python import ownlib.fair before"):
+    with pytest.raises(
+        ConfigError, match=r"if you name it: .* by method._target_=.* .in Python import ownlib.fair before"
+    ):
         build(node, "method")
     importlib.import_module("ownlib.fair")
     assert build(node, "method").q == 2.0
@@ -152,6 +154,20 @@ def test_a_run_with_a_folder_of_choices_goes_on_with_it_or_with_its_class_named(
     assert main(["resume", str(place), "train.rounds=3", "--quiet", *given]) == 0
     assert main(["table", str(place)]) == 0
     assert settings_of(changed_config(RunRecord(place).config, [])).identity == RunRecord(place).summary["identity"]
+
+
+def test_a_model_of_its_method_is_evaluated_by_the_remedy_of_the_refusal(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, model = tmp_path / "run", tmp_path / "model"
+    given = ["--config-dir", str(folder)]
+    assert main(["run", "--quiet", *given, "method=qfair", *TINY, f"output={place}"]) == 0
+    assert main(["export", str(place), "--to", str(model), *given]) == 0
+    forget("ownlib")  # another process
+    evaluated = ["evaluate", str(model), "data=glyphs", "data.domains=[sketch]"]
+    assert main(evaluated) == 1
+    assert "imported only if you name it: by --config-dir with the folder whose file does" in capsys.readouterr().err
+    assert main([*evaluated, *given]) == 0
 
 
 @pytest.mark.parametrize("named", ["by a folder", "by the user"])

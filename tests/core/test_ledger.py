@@ -35,8 +35,9 @@ from common.accounting import composed, epsilon
 from common.client_state import ClientStore, Version
 from common.contract import Contract
 from common.data.batches import Split
-from common.data.protocols import ClientSpec, content_hash, split_hash
+from common.data.protocols import ClientSpec
 from common.data.protocols import test_hash as hash_of_test
+from common.data.splits import content_hash, split_hash
 from common.errors import DISK_ADVICE, ConfigError, DataError, EngineError, PayloadError, PrivacyError
 from common.settings import RunSettings
 from server.run.engine import Failure

@@ -34,8 +34,9 @@ from common.config import checked
 from common.contract import Contract
 from common.data.batches import Split
 from common.data.domain import Domain
-from common.data.protocols import ClientSpec, content_hash
+from common.data.protocols import ClientSpec
 from common.data.protocols import test_hash as hash_of_test
+from common.data.splits import content_hash
 from common.errors import ConfigError
 from common.privacy import GaussianPrivacy
 from common.settings import RunSettings

@@ -19,7 +19,8 @@ from client.device import Device
 from common.client_state import ClientStore
 from common.data.batches import Split
 from common.data.domain import Domain
-from common.data.protocols import ClientSpec, OneClientPerDomain, split_hash
+from common.data.protocols import ClientSpec, OneClientPerDomain
+from common.data.splits import split_hash
 from common.errors import CheckpointError, ConfigError, DataError
 from common.metrics import METRICS, RoundScore, best_round, summarise
 from common.settings import RunSettings, load_settings
@@ -83,7 +84,7 @@ def test_the_choice_is_keyed_by_the_partition_s_seed_and_part_of_the_split_s_has
     assert parts(1, None)[1].tolist() == parts(1, None)[1].tolist() != parts(2, None)[1].tolist()
     trained, validated = parts(1, 0)
     labels = held.train.labels
-    assert split_hash("d", client, trained, labels) != split_hash("d", client, trained, labels, validated)
+    assert split_hash("d", client.id, trained, labels) != split_hash("d", client.id, trained, labels, validated)
 
 
 def test_a_share_that_leaves_nothing_is_refused_with_a_message() -> None:

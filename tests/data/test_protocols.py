@@ -11,6 +11,7 @@ import pytest
 import torch
 from data_makers import even_labels, made_up_domain
 
+from common.config import checked
 from common.data.domain import Domain
 from common.data.glyphs import Glyphs
 from common.data.inspection import uneven_holdings
@@ -25,8 +26,8 @@ from common.data.protocols import (
     Skewed,
     _with_every_class,
     share,
-    split_hash,
 )
+from common.data.splits import split_hash
 from common.errors import ConfigError, DataError
 from common.settings import inspect_run, load_settings
 from common.versions import combined_hash
@@ -229,6 +230,42 @@ def test_a_run_says_what_no_client_holds(caplog: pytest.LogCaptureFixture) -> No
     assert "training images that no client holds, by this protocol: signs" in caplog.text
 
 
+@checked
+class Twice(OneClientPerDomain):
+    """Lists each client twice; its splits repeat an image."""
+
+    def clients(self, data):
+        return super().clients(data) * 2
+
+    def split(self, domain, client, seed):
+        indices = super().split(domain, client, seed)
+        return torch.cat([indices, indices[-1:]])
+
+
+@checked
+class Whole(OneClientPerDomain):
+    """Scores training images."""
+
+    def test_split(self, domain):
+        return domain.whole
+
+
+def test_a_wrong_protocol_is_refused_where_it_acts_and_not_in_simulations_alone() -> None:
+    """Devices and the server of a deployment build settings and call ``parts``; they compare no domains."""
+    with pytest.raises(DataError, match=r"Twice\.clients has sketch-0 twice"):
+        load_settings(["data=glyphs", "data.domains=[sketch]", f"protocol={__name__}.Twice"])
+    domain = GLYPHS.load("sketch")
+    with pytest.raises(DataError, match=r"Twice.split of sketch-0 must be an int64 tensor \[n\] of distinct"):
+        Twice().parts(domain, ClientSpec("sketch", 0), 0)
+
+
+def test_training_images_that_are_scored_are_said_of_generated_data_too(caplog: pytest.LogCaptureFixture) -> None:
+    settings = load_settings(["data=glyphs", "data.domains=[sketch]", f"protocol={__name__}.Whole"])
+    with caplog.at_level(logging.WARNING):
+        inspect_run(settings)
+    assert "240 test images are also training images" in caplog.text
+
+
 def test_each_skew_is_of_its_kind() -> None:
     labels, classes, sizes, none = (
         counts_of(Skewed(skew=skew), even_labels(2000)) for skew in ("labels", "classes", "sizes", "none")
@@ -336,17 +373,17 @@ def test_a_client_of_another_domain_is_refused() -> None:
 
 def test_hashes_are_stable_and_notice_every_part() -> None:
     client, indices, labels = ClientSpec("sketch", 0), torch.tensor([1, 3, 4]), torch.tensor([0, 1, 2, 3, 4, 5])
-    value = split_hash("glyphs", client, indices, labels)
+    value = split_hash("glyphs", client.id, indices, labels)
     # written down once: histories of different versions stay comparable
     assert value == "aabffef42ce1b3c697b69f2b2df816c5b48b233638d8679489c0f05c85f6de94"
     others = [
-        split_hash("digits", client, indices, labels),
-        split_hash("glyphs", ClientSpec("sketch", 1), indices, labels),
-        split_hash("glyphs", client, indices[:2], labels),
-        split_hash("glyphs", client, indices, torch.tensor([0, 1, 2, 0, 4, 5])),
+        split_hash("digits", client.id, indices, labels),
+        split_hash("glyphs", "sketch-1", indices, labels),
+        split_hash("glyphs", client.id, indices[:2], labels),
+        split_hash("glyphs", client.id, indices, torch.tensor([0, 1, 2, 0, 4, 5])),
     ]
     assert len({value, *others}) == 5
-    assert split_hash("glyphs", client, indices, torch.tensor([9, 1, 2, 3, 4, 5])) == value, "of an unseen sample"
+    assert split_hash("glyphs", client.id, indices, torch.tensor([9, 1, 2, 3, 4, 5])) == value, "of an unseen sample"
 
 
 def test_the_combined_hash_ignores_the_order_of_arrival() -> None:

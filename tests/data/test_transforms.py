@@ -55,6 +55,12 @@ class Bright(nn.Module):
         return image
 
 
+class InPlace(nn.Module):
+    def forward(self, image):
+        image += 20
+        return image
+
+
 def halved(image):
     return image // 2
 """
@@ -183,6 +189,14 @@ def test_an_image_that_it_fails_on_in_a_run_is_answered_with_its_name(mine: str)
         ConfigError, match=r"mine\.Bright fails on an image, uint8 \[3, 4, 4\]: RuntimeError: too bright"
     ):
         bright(torch.full((2, 3, 4, 4), 250, dtype=torch.uint8), generator(0))
+
+
+def test_one_that_works_in_place_changes_no_other_view(mine: str) -> None:
+    transform = load_settings([f"{NAME}=mine.InPlace"]).data.augmentation.transform
+    images = torch.full((2, 3, 4, 4), 50, dtype=torch.uint8)
+    for _ in range(2):
+        assert torch.equal(transform(images, generator(0)), torch.full_like(images, 70))
+    assert torch.equal(images, torch.full_like(images, 50))
 
 
 def test_one_that_only_a_folder_names_is_not_imported(mine: str) -> None:

@@ -1,5 +1,8 @@
+import random
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -7,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.choices import CONF
-from common.config import build
+from common.config import build, checked
 from common.models.base import GROUP_WIDTH, Model, ModelError, initialised, pool
 from common.models.specs import (
     AlexNet,
@@ -20,6 +23,8 @@ from common.models.specs import (
     Small,
     TorchvisionResNet,
 )
+from common.settings import load_settings
+from strategies.core.method import Method, build_model
 from strategies.fedbn import norm_state_names
 
 CHOICES = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "timm")  # an extra
@@ -160,6 +165,55 @@ def test_initialised_restores_the_state_after_an_error():
     with initialised(0, "y"):
         b = torch.randn(3)
     assert not torch.equal(a, b)
+
+
+class Scaled(Small):
+    """Its weights are torch's, times one number of NumPy and one of Python."""
+
+    def _construct(self, class_count, image_size):
+        model = super()._construct(class_count, image_size)
+        with torch.no_grad():
+            model.head.weight.mul_(float(np.random.rand()) * random.random())  # noqa: NPY002  # as one's own code may
+        return model
+
+
+@checked
+class Extended(Method):
+    """Adds a layer, without a word on its seed."""
+
+    def extend(self, model, client_count, seed):
+        model.further = torch.nn.Linear(4, 4)
+        return model
+
+
+class Still(Small):
+    """A network that was left in evaluation mode."""
+
+    def _construct(self, class_count, image_size):
+        return super()._construct(class_count, image_size).eval()
+
+
+def test_what_one_s_own_network_or_method_draws_depends_on_the_seed_alone():
+    settings = load_settings(["data=glyphs", "model=small", f"method={__name__}.Extended"])
+    built = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        np.random.seed(number)  # noqa: NPY002
+        random.seed(number)
+        state = np.random.get_state()[1].tolist()  # noqa: NPY002
+        extended = build_model(settings, 4)
+        built.append({**extended.state_dict(), "scaled": Scaled().build(10, 32, 5).head.weight})
+        assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+    assert built[0].keys() == built[1].keys() > {"further.weight", "scaled"}
+    for name, value in built[0].items():
+        assert torch.equal(value, built[1][name]), name
+    other = build_model(replace(settings, seed=1), 4)
+    assert not torch.equal(other.state_dict()["further.weight"], built[0]["further.weight"])
+
+
+def test_a_network_in_evaluation_mode_as_a_whole_is_refused():
+    with pytest.raises(ModelError, match="evaluation mode as a whole"):
+        Still().build(10, 32, 0)
 
 
 def test_resnet10_starts_as_torch_makes_it():
