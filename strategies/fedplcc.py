@@ -23,7 +23,7 @@ class FedPLCC(SentClusters):
     A device clusters its features of each class with FINCH and sends means and cluster sizes; the server clusters those
     with FINCH*, which adds the members up, and normalises the weights of each class to 1. The loss adds the contrast of
     ``cos^alpha`` with all rows, weighted, and the correction: minus the sum of the weighted ``cos^alpha`` to the
-    nearest share ``fraction`` of the class's rows.
+    share ``fraction`` of the class's rows in which it is largest.
 
     Payload: the model's state and a few rows per class (vector, label, weight) both ways. Client state: none.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import cache
 
 import pytest
@@ -131,6 +132,19 @@ def test_stand_ins_are_in_every_small_setting_that_lacks_the_published_set(name:
     absent = {"syn", "synth_digits"} & set(table.domains)
     assert set(table.small.stand_ins) == absent
     assert not absent or any("not S" in says for says in table.small.says)
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_number_that_the_small_scale_sets_is_said(name: str) -> None:
+    """But how often is scored, which changes no score that a table shows."""
+    small = TABLES[name].small
+    said = " ".join(small.says).replace(",", "")
+    for override in small.overrides:
+        key, _, value = override.partition("=")
+        if re.fullmatch(r"[\d.]+", value) and key != "rounds.evaluate_every":
+            share = f"{100 * float(value):g} %"
+            numbers = "|".join(re.escape(number) for number in (value, share))
+            assert re.search(rf"(?<![\d.])({numbers})(?!\.?\d)", said), override
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
     plain, crop = "none", "crop and flip"
     first = squared_gaps(papers_curves()["fedplcc_office", "FedAvg", "bfloat16", "0"])
     cropped = squared_gaps(curves["resnet10", "32", "300", crop, "0"])
-    small = squared_gaps(curves["resnet10_plvm", "32", "all", crop, "0"])
+    small = {samples: squared_gaps(curves["resnet10_plvm", "32", samples, crop, "0"]) for samples in ("300", "all")}
     found = {}
     for samples in ("300", "all"):
         for augmentation in (plain, crop):
@@ -336,7 +336,8 @@ def test_the_search_for_a_setting_agrees_with_its_counts() -> None:
     assert f"Where FedAvg is {above:.0f} above, it is {gain} (" in words(RESULTS.parents[1] / "README.md")
     comment = words(RESULTS.parent.parent / "conf" / "experiment" / "fedplcc_office.yaml").replace("# ", "")
     assert f"300 images: {first}; with crop and flip {cropped}" in comment
-    assert f"32x32, all images, crop and flip: {small}" in comment
+    assert f"32x32, crop and flip: 300 images {small['300']}, all {small['all']}" in comment
+    assert not [key for key in curves if key[:2] == ("resnet10_plvm", "32") and key[3] == plain]
     assert (
         f"300 images: {found['300', plain]}, all {found['all', plain]}; with crop and flip {found['300', crop]}, all "
         f"{found['all', crop]} (rounds 21 to 25: {squared_gaps(fitting, (21, 25))}, 96 to 100 of three seeds: "
