@@ -135,7 +135,8 @@ class Device:
             self._split_sha256 = hashes.get(self.spec.id) or combined_hash(hashes)
             train = union_of(training)
             if self.contract.simulated and self.spec.id in self.settings.attack.clients:
-                train = self.settings.attack.data(train, self.settings.data.class_count)
+                with seeded_globals(self.settings.seed, "attack", self.spec.id):
+                    train = self.settings.attack.data(train, self.settings.data.class_count)
             self._class_counts = tuple(train.class_counts(self.settings.data.class_count).tolist())
             self._own = train.to(self.torch_device), union_of(validation).to(self.torch_device)
         return self._own

@@ -49,6 +49,8 @@ def install_command(extra: str) -> str:
     the extra; from elsewhere, the extra's libraries are named.
     """
     python = shlex.quote(sys.executable)
+    if extra not in EXTRA_OF.values():  # a library of one's own class
+        return f"{python} -m pip install {shlex.quote(extra)}"
     folder = _installed_from()
     if folder is None:
         return f"{python} -m pip install {shlex.join(_libraries(extra))}"

@@ -158,7 +158,7 @@ class RoundSettings:
         check(
             self.oversample == 1 or self.participation < 1,
             f"oversample={self.oversample:g} asks more clients than a round needs, and participation=1 needs all there "
-            f"are; take participation={1 / self.oversample:.2g} or less",
+            f"are; take participation={math.floor(100 / self.oversample) / 100:g} or less",
         )
 
     def sampled(self, clients: int) -> int:

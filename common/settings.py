@@ -23,7 +23,7 @@ from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure
 from common.models.specs import ModelSpec
 from common.overrides import CONFIGURATION, Overrides, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
-from common.privacy import GaussianPrivacy, NoPrivacy
+from common.privacy import GaussianPrivacy, NoPrivacy, check_test_images
 from common.round_settings import RoundSettings, TrainSettings
 from common.run_config import configuration_of, flat, identity_of, scoring_of, sent_config
 from common.text import printable
@@ -32,20 +32,6 @@ from common.versions import OURS, check_imported_code, code_sha256
 OWN_METRIC_IS_PRIVATE = (
     "privacy=gaussian covers no metric of your own: its sums are exact, and nothing checks what they are computed of"
 )
-
-
-def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) -> None:
-    """Refuse a private run whose training images decide which images are scored.
-
-    Raises:
-        ConfigError: they do; the message names the setting.
-    """
-    if isinstance(privacy, GaussianPrivacy) and data.test_follows_training:
-        raise ConfigError(
-            f"{data.test_follows_training}: training images would decide which images are scored, so the number of "
-            "scored images would tell of them without noise, and privacy=gaussian refuses it; remove copies from the "
-            "data themselves and leave the setting out, or choose privacy=none"
-        )
 
 
 def inspect_run(settings: "RunSettings") -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from common.errors import ConfigError, nearest
-from common.overrides import SHORT, Override, quoted_override
+from common.overrides import SHORT, quoted_override
 
 Option = str | type | None
 """The name of an option of a group of ``conf/``, or a class of your own; ``None`` is as if it were not given."""
@@ -198,22 +198,21 @@ def _dotted_name(target: type) -> str:
     return f"{target.__module__}.{target.__qualname__}"
 
 
-def check_reachable(overrides: Sequence[Override], engine: str) -> None:
-    """Check that a run's other processes can import the classes that overrides name.
+def check_reachable(values: Mapping[str, object], processes: str) -> None:
+    """Check that other processes can import the classes that settings name.
 
     Args:
-        overrides: the run's.
-        engine: the run's engine.
+        values: the settings by key; several values of a sweep are one text.
+        processes: whose they are, such as ``engine=ray``.
 
     Raises:
-        ConfigError: a class of a notebook or of the program itself, which only this process has, and an engine with
-            other processes.
+        ConfigError: a class of a notebook or of the program itself, which only this process has.
     """
-    for item in overrides:
-        name = str(item.value)
-        if name.startswith("__main__.") and engine != "inline":
+    for key, value in values.items():
+        found = re.search(r"(?:^|[\[, '\"])__main__\.(\w+)", str(value))
+        if found:
             raise ConfigError(
-                f"{item.key}: {name.removeprefix('__main__.')} is defined in the notebook or program that calls, and "
-                f"the processes of engine={engine} cannot import it: put it into a module of an installed package, or "
-                "take engine=inline"
+                f"{key.removesuffix('._target_')}: {found[1]} is defined in the notebook or program that calls, and "
+                f"the processes of {processes} cannot import it: put it into a module of an installed package, or run "
+                "it by goldfinch.run with engine=inline"
             )

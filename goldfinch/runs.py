@@ -355,7 +355,6 @@ def run(
 
     given = parse_overrides(overrides_of(settings, keywords, overrides))
     chosen = settings_of(compose_config(given))
-    check_reachable(given, str(chosen.engine["name"]))
     with terminable():
         running.run(chosen, quiet=quiet)
     return Run(chosen.output_folder)
@@ -492,7 +491,7 @@ def sweep(
 
     Args:
         overrides: settings as ``goldfinch sweep`` takes them.
-        settings: the same by key; a list or range has one run for each value.
+        settings: the same by key; a list or range has one run for each value, and ``[["a", "b"]]`` is one list.
         output: folder of the runs; ``None`` takes a folder that is named after the settings. Finished runs are kept.
         jobs: runs at a time.
         keywords: as in :func:`run`; a list or range has one run for each value. ``overwrite=True`` replaces runs of
@@ -506,6 +505,7 @@ def sweep(
 
     check_jobs(jobs)
     chosen, overwrite = split_overwrite(overrides_of(settings, keywords, overrides, sweep=True))
+    check_reachable(dict(item.partition("=")[::2] for item in chosen), "a sweep")
     folder = command.default_output("sweep", chosen) if output is None else named_folder(output)
     with terminable():
         command.sweep(chosen, folder, jobs, overwrite=overwrite)

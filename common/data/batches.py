@@ -40,7 +40,7 @@ class Split:
     def __post_init__(self) -> None:
         for given in (self.images, self.labels):
             check(torch.is_tensor(given), f"images and labels must be tensors: torch.from_numpy; got {type(given)}")
-        check(self.images.dtype == torch.uint8, f"images must be uint8; got {self.images.dtype}")
+        check(self.images.dtype == torch.uint8, f"images must be uint8, 0 to 255; got {self.images.dtype}")
         size, count = list(self.images.shape), list(self.labels.shape)
         check(len(size) == 4 and size[1] == 3, f"images must be [N, 3, H, W]; got {size}")
         check(self.labels.dtype == torch.int64, f"labels must be int64; got {self.labels.dtype}")

@@ -22,6 +22,7 @@ from common.data.batches import Augmentation, Split
 from common.data.image_files import Reading
 from common.data.names import DOMAIN_NAMES, can_be_domain, check_names
 from common.errors import DataError, nearest
+from common.numerics import seeded_globals
 
 ImageSize = Annotated[int, Field(ge=8, le=512)]
 """Side of square images, pixels."""
@@ -260,7 +261,8 @@ def _load(source: DataSource, domain: str, *, own: bool) -> Domain:
     read = source._read_own if own else source._read
     where = f"{source.name}: domain {domain!r}"
     try:
-        found = read(domain)
+        with seeded_globals(0, "read", domain):
+            found = read(domain)
     except ValueError as error:  # such as arrays that do not fit together
         raise DataError(f"{where}: {error}") from error
     if found.name != domain:

@@ -35,7 +35,7 @@ class Views(ABC):
     before_augmentation: ClassVar[bool] = False
     """Whether a batch is extended before the data's own augmentation, so that every view has draws of its own."""
 
-    count: Natural = 0
+    count: Natural = 1
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """``[(1 + count) * B, C, H, W]``: the images themselves, then one whole batch per view, in the same order.
@@ -49,7 +49,7 @@ class Views(ABC):
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             batches = [images]
             for _ in range(self.count):
-                batches.append(self.view(images, generator))
+                batches.append(self.view(images.clone(), generator))  # one that works in place keeps the images
             return torch.cat(batches)
 
     def repeat(self, labels: Tensor) -> Tensor:
@@ -84,8 +84,6 @@ class Augmented(Views):
 
     before_augmentation: ClassVar[bool] = True
 
-    count: Natural = 1
-
     def view(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the augmentation draws
         """Return the images, which the data's augmentation then changes one by one."""
         return images
@@ -107,7 +105,6 @@ class RandConv(Views):
         random_repeats: draw the passes uniformly from 1..repeats for every view.
     """
 
-    count: Natural = 1
     mix: bool = True
     identity_probability: ZeroToOne = 0.0
     repeats: Count = 1

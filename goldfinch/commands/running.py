@@ -19,10 +19,12 @@ from common.metrics import named_missing
 from common.models.pretrained import same_classes
 from common.overrides import parse_overrides
 from common.prototypes import PrototypeSet
+from common.run_config import flat
 from common.settings import RunSettings, check_deployable, inspect_run, settings_of
 from common.storage import write_json
 from common.text import printable, quantity, shell_line
 from common.wire.payload import Payload, cast_down, encoded_size
+from goldfinch.overrides import check_reachable
 from goldfinch.record import RunRecord
 from goldfinch.trackers.live import watching
 from server.engines.inline import InlineEngine
@@ -68,6 +70,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     if engine not in ENGINES:
         raise ConfigError(f"engine.name={engine!r}; {nearest(str(engine), ENGINES)}")
     settings.check_code()
+    if engine != "inline":
+        check_reachable(flat(settings.raw), f"engine={engine}")
     if engine not in SIMULATED:
         check_deployable(settings)
     if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from common.numerics import seeded_globals
 from common.settings import RunSettings
 from common.wire.messages import Registration, Request
 from common.wire.payload import Payload, encode
@@ -39,7 +41,8 @@ class AttackedEngine:
         def admit_changed(registration: Registration) -> str | None:
             if registration.client in self.attack.clients:
                 honest = registration
-                registration = self.attack.registered(honest)
+                with seeded_globals(self.settings.seed, "attack", "registered", honest.client):
+                    registration = self.attack.registered(honest)
                 if registration != honest or type(self.attack).data is not Attack.data:
                     self._harmful.add(registration.client)
                 self._claims[registration.client] = {
@@ -61,21 +64,23 @@ class AttackedEngine:
     ) -> tuple[list[Reply], list[Failure]]:
         """Exchange one message; replace the updates of hostile clients by those of the attack.
 
-        An update that the attack withholds is reported as lost.
+        An update that the attack withholds is reported as lost. The attack is given copies, so that one that works in
+        place changes no honest update.
         """
         replies, failures = self.inner.exchange(message, requests, seconds, keep=keep)
         honest: dict[str, Payload] = {}
         for reply in sorted(replies, key=lambda item: item.client):  # sums depend on the order
             if reply.client not in self.attack.clients and requests[reply.client].train:
-                honest[reply.client] = reply.payload
+                honest[reply.client] = copy.deepcopy(reply.payload)
         sent: list[Reply] = []
         for reply in replies:
             request = requests[reply.client]
             if reply.client in self._claims:
                 reply = replace(reply, answer=replace(reply.answer, **self._claims[reply.client]))
             if reply.client in self.attack.clients and request.train:
-                seen = Seen(message, request, honest, self._clients, self.settings.seed)
-                payload = self.attack.sent(reply.payload, seen)
+                seen = Seen(copy.deepcopy(message), request, honest, self._clients, self.settings.seed)
+                with seeded_globals(self.settings.seed, "attack", request.round, request.exchange, reply.client):
+                    payload = self.attack.sent(copy.deepcopy(reply.payload), seen)
                 self._note(reply, payload)
                 if payload is None:
                     failures = [*failures, Failure(reply.client, "lost", "its update is lost")]

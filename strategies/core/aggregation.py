@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.config import checked
+from common.errors import ConfigError
 from common.prototypes import PrototypeSet, unbiased_prototypes
 from strategies.core.exchange import Client, Update
 
@@ -154,7 +155,7 @@ class Mean:
         """Fewest answers that the rule needs; a round with fewer is skipped."""
         return 1
 
-    def check(self, method: str, averages: bool, participants: int) -> None:
+    def check(self, method: str, averages: bool, participants: int) -> None:  # noqa: ARG002
         """Check that the rule can be combined with a method.
 
         Args:
@@ -165,6 +166,8 @@ class Mean:
         Raises:
             ConfigError: the rule cannot be combined with the method; the message says why and what to set.
         """
+        if type(self).average is not Mean.average and type(self).combine is Mean.combine:
+            raise ConfigError(f"{type(self).__name__}: override combine, not average alone: some methods call only it")
 
     def filters(self) -> Sequence[Any]:
         """Return the rule's own filters (:class:`strategies.core.filters.Filter`), new ones for each run; none here.

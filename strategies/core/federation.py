@@ -144,6 +144,9 @@ class Federation:
         self.registry = Registry(settings)
         self.answer_store = AnswerStore(settings.output_folder, settings.rounds.memory * 2**30)
         self.filters = [*filters_of(settings.rounds, self.answer_store.keep), *settings.aggregation.filters()]
+        for each in self.filters:
+            if not isinstance(each, Filter):
+                raise ConfigError(f"the filter {type(each).__name__} needs the functions apply, memory and remember")
         self.best = -1
         self.attempt = time.time_ns() // 10**6
         self.counted: Mapping[str, OwnVersion] = {}
@@ -357,7 +360,8 @@ class Federation:
         scaled: Factors = {}
         why: dict[str, list[str]] = {}
         for applied in self.filters:
-            filtered = applied.apply(updates, state, self.method.expects(self.server), self.server)
+            with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "filter"):
+                filtered = applied.apply(updates, state, self.method.expects(self.server), self.server)
             _check_same_clients(applied, updates, filtered.updates)
             updates = filtered.updates
             for client, factors in filtered.scaled.items():

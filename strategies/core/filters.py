@@ -19,7 +19,7 @@ update out: the gate has already refused the replies that are not accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,7 @@ class Filtered(NamedTuple):
     why: str = "by a filter"
 
 
+@runtime_checkable
 class Filter(Protocol):
     """Changes accepted updates before they are aggregated."""
 

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.contract import Contract
 from common.errors import ConfigError, PayloadError, PrivacyError
-from common.privacy import GaussianPrivacy, NoPrivacy
+from common.privacy import GaussianPrivacy, NoPrivacy, check_test_images
 from common.prototypes import PrototypeSet
-from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings, check_test_images
+from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings
 from strategies.core.method import Method, Upload, UploadSpec, server_context
 
 CLASS_MEANS = ("last_epoch_running", "post_eval")

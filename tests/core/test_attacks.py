@@ -12,6 +12,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import CLASSES, TRAIN, attacked_settings, toy_settings
 
 from common.choices import choices_of
+from common.config import checked
 from common.contract import Contract
 from common.errors import ConfigError
 from common.prototypes import PrototypeSet
@@ -186,6 +187,41 @@ def test_an_attack_that_changes_nothing_says_so(plain: Run, tmp_path: Path) -> N
 def test_no_attack_that_changes_something_is_called_harmless(attack: str, tmp_path: Path) -> None:
     done = attacked(attack, tmp_path, method="fpl", train={"rounds": 2})
     assert "harmless attack" not in [name for name, _ in done.events]
+
+
+@checked
+class Added(Attack):
+    """Adds one drawn number to every weight."""
+
+    def sent(self, payload: Payload, seen: Seen) -> Payload | None:
+        number = torch.rand(())
+        weights = {name: value + number.to(value.dtype) for name, value in payload.weights.items()}
+        return replace(payload, weights=weights)
+
+
+@checked
+class InPlace(Attack):
+    """Does the same in place, and clears all else that it is shown."""
+
+    def sent(self, payload: Payload, seen: Seen) -> Payload | None:
+        number = torch.rand(())
+        for value in payload.weights.values():
+            value.add_(number.to(value.dtype))
+        for shown in (seen.message, *seen.honest.values()):
+            for value in shown.weights.values():
+                value.zero_()
+        return payload
+
+
+def test_an_attack_that_works_in_place_changes_its_own_update_alone_and_draws_by_the_seed(tmp_path: Path) -> None:
+    hashes = []
+    for number, kind in enumerate((Added, InPlace, InPlace)):
+        torch.manual_seed(number)
+        settings = attacked_settings("sign_flip", "fedavg", tmp_path / str(number), train={"rounds": 1})
+        done = run(replace(settings, attack=kind(("dark-0",))))
+        assert "harmless attack" not in [name for name, _ in done.events]
+        hashes.append(done.sha256)
+    assert hashes[0] == hashes[1] == hashes[2]
 
 
 def test_another_seed_draws_other_noise() -> None:

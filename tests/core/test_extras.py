@@ -96,3 +96,7 @@ def test_a_file_of_the_user_s_that_has_a_library_s_name_is_named(
         assert f"this needs finch, and {place} has its name and is found first; rename it: mv" in str(raised.value)
     finally:
         sys.modules.pop("finch", None)
+
+
+def test_a_library_of_one_s_own_is_installed_by_its_name() -> None:
+    assert shlex.split(install_command("mylibrary"))[1:] == ["-m", "pip", "install", "mylibrary"]

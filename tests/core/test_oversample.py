@@ -263,3 +263,11 @@ def test_failures_do_not_count_as_answers_and_a_node_that_left_is_asked_again() 
     grid.world.come_back(identity, Slow("c"))
     replies, _ = engine.exchange(Payload(), asked("c"), 600, closing=Closing(1, frozenset()))
     assert [reply.client for reply in replies] == ["c"]
+
+
+@pytest.mark.parametrize("oversample", [1.004, 1.5, 3.0])
+def test_the_remedy_of_oversampling_all_is_accepted(oversample: float) -> None:
+    with pytest.raises(ValueError, match="take participation=") as refused:
+        RoundSettings(oversample=oversample)
+    participation = float(str(refused.value).partition("take participation=")[2].split()[0])
+    assert RoundSettings(oversample=oversample, participation=participation).oversample == oversample

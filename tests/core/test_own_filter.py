@@ -179,3 +179,70 @@ def test_a_filter_that_leaves_an_update_out_is_refused_since_the_record_would_co
     monkeypatch.setattr("strategies.core.federation.filters_of", lambda *_: [dropping])
     with pytest.raises(ConfigError, match=r"filter Dropping was given the updates of bright-0.*return every update"):
         run(toy_settings("fedavg", tmp_path, train={"rounds": 1}))
+
+
+class Noise:
+    """A filter that adds draws to each update."""
+
+    def apply(
+        self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
+    ) -> Filtered:
+        changed = []
+        for update in updates:
+            weights = {name: value + torch.rand(()).to(value.dtype) for name, value in update.weights.items()}
+            changed.append(replace(update, weights=weights))
+        return Filtered(changed, {})
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def remember(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """There is nothing."""
+
+
+class Forgetful:
+    """A filter that a resumed run could not go on with."""
+
+    apply = Noise.apply
+    memory = Noise.memory
+
+
+@checked
+class Noisy(Mean):
+    """The mean of updates with noise."""
+
+    def filters(self) -> Sequence[object]:
+        return (Noise(),)
+
+
+@checked
+class Forgets(Mean):
+    """The mean with a filter that lacks a function."""
+
+    def filters(self) -> Sequence[object]:
+        return (Forgetful(),)
+
+
+@checked
+class HalfARule(Mean):
+    """Replaces only the average of models."""
+
+    def average(self, updates: Sequence[Update], *, uniform: bool = False) -> dict[str, torch.Tensor]:
+        return dict(updates[0].weights)
+
+
+def test_what_a_filter_draws_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    hashes = set()
+    for number in (1, 2):
+        torch.manual_seed(number)
+        settings = toy_settings("fedavg", tmp_path / str(number), train={"rounds": 1})
+        hashes.add(run(replace(settings, aggregation=Noisy())).sha256)
+    assert len(hashes) == 1
+
+
+def test_half_a_filter_and_half_a_rule_are_refused(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path)
+    with pytest.raises(ConfigError, match="filter Forgetful needs the functions apply, memory and remember"):
+        Federation(replace(settings, aggregation=Forgets()))
+    with pytest.raises(ConfigError, match="HalfARule: override combine, not average alone"):
+        Federation(replace(settings, aggregation=HalfARule()))

@@ -29,8 +29,8 @@ from common.data.inspection import compare_images, inspect, inspect_all
 from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
-from common.privacy import GaussianPrivacy
-from common.settings import RunSettings, check_test_images, load_settings
+from common.privacy import GaussianPrivacy, check_test_images
+from common.settings import RunSettings, load_settings
 from common.text import warn_once
 from strategies.core.participants import Registry
 

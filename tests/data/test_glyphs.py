@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from PIL import features
 
+from common.config import checked
 from common.data import glyphs
 from common.data.batches import Augmentation
+from common.data.domain import Domain
 from common.data.glyphs import Glyphs
 from common.errors import DataError
 
@@ -65,3 +70,23 @@ def test_content_is_always_the_same(name: str) -> None:
 def test_fields_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Glyphs(**fields)  # type: ignore[arg-type]
+
+
+@checked
+class Drawn(Glyphs):
+    """Glyphs in an order that the global generators draw."""
+
+    def _read(self, domain: str) -> Domain:
+        found = super()._read(domain)
+        order = np.random.permutation(len(found.train))  # noqa: NPY002  # as one's own code may
+        return replace(found, train=found.train.subset(torch.from_numpy(order)))
+
+
+def test_what_a_reader_draws_is_the_same_in_every_process() -> None:
+    labels = []
+    for number in (1, 2):
+        np.random.seed(number)  # noqa: NPY002
+        Drawn.forget()
+        labels.append(Drawn().load("sketch").train.labels.tolist())
+    Drawn.forget()
+    assert labels[0] == labels[1] != Glyphs().load("sketch").train.labels.tolist()

@@ -239,9 +239,15 @@ def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         gf.run(method=Hidden, output=tmp_path / "hidden", **small)
     monkeypatch.setattr(Doubled, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "Doubled", Doubled, raising=False)
-    with pytest.raises(ConfigError, match=r"processes of engine=ray cannot import it: .* or take engine=inline"):
+    with pytest.raises(ConfigError, match=r"processes of engine=ray cannot import it: .* goldfinch.run with engine=in"):
         gf.run(method=Doubled, output=tmp_path / "notebook", engine="ray", **small)
     assert not (tmp_path / "notebook").exists()
+    with pytest.raises(ConfigError, match=r"method: Doubled .* processes of a sweep cannot import it"):
+        gf.sweep(method=["fedavg", Doubled], engine="inline", output=tmp_path / "sweep", settings=SMALL)
+    gf.run(method=Doubled, output=tmp_path / "here", engine="inline", **small)
+    for more in ({}, {"method": Doubled}):
+        with pytest.raises(ConfigError, match=r"processes of engine=ray cannot import it"):
+            gf.resume(tmp_path / "here", engine="ray", rounds=2, quiet=True, **more)
 
 
 def test_a_list_of_folders_is_not_one_folder(tmp_path: Path) -> None:

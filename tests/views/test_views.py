@@ -6,7 +6,7 @@ import torch
 from omegaconf import OmegaConf
 
 from common.choices import CONF
-from common.config import build
+from common.config import build, checked
 from common.data import views as views_module
 from common.data.views import Augmented, NoViews, RandConv, Views, convolve, draw_kernel, standardise
 from common.errors import ConfigError
@@ -238,3 +238,19 @@ def test_views_agree_between_devices(views):
     expected = views(batch(), generator(0, "views"))
     result = views(batch().cuda(), generator(0, "views"))
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
+@checked
+class Darker(Views):
+    """A view of one's own, which says nothing of ``count`` and works in place."""
+
+    def view(self, images, generator):
+        return images.mul_(0.5)
+
+
+def test_a_view_of_one_s_own_is_made_once_and_leaves_the_images() -> None:
+    images = torch.ones(2, 3, 4, 4)
+    views = Darker()
+    assert views.count == 1
+    assert views(images, generator(0)).unique().tolist() == [0.5, 1.0]
+    assert torch.equal(images, torch.ones(2, 3, 4, 4))
