@@ -282,10 +282,10 @@ def test_rows_that_hold_their_images_are_samples_each(tmp_path: Path) -> None:
 
 @checked
 class WithReplacement(OneClientPerDomain):
-    """A protocol that draws a sample twice, against what a protocol may do."""
+    """A protocol that draws a sample twice, against what a protocol may do, and past the check of its split."""
 
-    def split(self, domain: Domain, client: ClientSpec, seed: int) -> torch.Tensor:
-        held = super().split(domain, client, seed)
+    def held(self, domain: Domain, client: ClientSpec, seed: int) -> torch.Tensor:
+        held = super().held(domain, client, seed)
         return torch.cat([held, held[:1]])
 
 

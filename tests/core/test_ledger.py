@@ -343,7 +343,7 @@ def test_an_unknown_image_cannot_be_found_by_its_hash(settings_are: str, tmp_pat
     hits = [shade for shade, value in enumerate(hashes) if value == registered.content]
     assert hits == ([] if settings_are == "private" else [77])
     indices = torch.arange(len(train))
-    openly = split_hash("toy", BRIGHT, indices, train.labels)
+    openly = split_hash("toy", BRIGHT.id, indices, train.labels)
     assert (registered.split == openly) == (settings_are == "open")
 
 
