@@ -378,7 +378,9 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     assert grown.keys() == {("fpl_office", "FedPLCC")}
     assert f"FedPLCC minus FedAvg is {early} in rounds 26 to 30 and gains {more} until" in page
     assert f"FPL's is {lead('fpl_office', 'FPL', 'FedAvg', (26, 30))}" in page
+    assert f"FPL minus FedOPT {lead('fpl_office', 'FPL', 'FedOPT')} |" in words(RESULTS / "small" / "README.md")
     stated = {
+        ("fpl_office", "FedOPT"): ("README.md",),
         ("fpl_office", "FPL"): ("README.md", "net_size.md", "weighting.md", "small/README.md"),
         ("fpl_office", "FedPLCC"): ("net_size.md", "small/README.md", "recommendation.md"),
         ("fpl_office", "FedProto"): ("README.md",),
@@ -399,16 +401,6 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     assert f"is {difference(*zip(*pairs, strict=True))} over eight pairs" in page
     apart = [abs(lower - full) for lower, full in pairs]
     assert f"A pair differs by {statistics.median(apart):.1f} (median; largest {max(apart):.1f})" in page
-
-
-def test_the_one_seed_of_fedopt_agrees_with_its_curve() -> None:
-    curves, table, rounds = papers_curves(), "fpl_office", scored_rounds("fpl_office")
-    of_fedopt = curves[table, "FedOPT", ON_A_CPU, "0"]
-    domains = ", ".join(f"{mean_of(of_fedopt, rounds, domain):.1f}" for domain in IMAGES)
-    others = (f"{row}'s {mean_of(curves[table, row, 'bfloat16', '0'], rounds):.1f}" for row in ("FedAvg", "FPL"))
-    assert f"{domains}, average {mean_of(of_fedopt, rounds):.1f}, beside {' and '.join(others)} of that seed" in words(
-        RESULTS / "paper" / "README.md"
-    )
 
 
 def test_fedapc_s_three_readings_are_beside_fedavg_on_the_same_images() -> None:
