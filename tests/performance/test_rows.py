@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from bench import poisoning
 from bench.rows import mean_and_spread
+from goldfinch.results.statistics import paired_difference
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,52 @@ def test_the_ranges_of_the_poisoning_page_are_those_of_its_tables() -> None:
     assert f"**One of ten** leaves {ten}; without it, " in words
     assert f"; without it, {span('2 of 10', none[0])} and {span('2 of 10', none[1])}" in words
     assert f"Two of ten leave {span('2 of 10', both[0])} and {span('2 of 10', both[1])}." in words
+
+    def rounded(federation: str, *kinds: str) -> str:
+        return re.sub(r"\d+\.\d", lambda number: f"{float(number[0]):.0f}", span(federation, *kinds))
+
+    security = " ".join((Path(poisoning.__file__).parent.parent / "SECURITY.md").read_text().split())
+    assert f"one of four leaves {rounded('1 of 4', *both)} of {rounded('1 of 4', *none)} %" in security
+    ten = f"{rounded('1 of 10', both[0])} (guarded) or {rounded('1 of 10', both[1])} (median)"
+    assert f"one of ten leaves {ten} of {rounded('2 of 10', *none)}" in security
+
+
+def test_the_differences_of_the_poisoning_page_are_those_of_its_runs() -> None:
+    page = (Path(poisoning.__file__).parent.parent / "docs" / "results" / "poisoning.md").read_text()
+    words = " ".join(page.split())
+    runs = {poisoning.key_of(outcome): outcome for outcome in poisoning.load(poisoning.RESULTS)}
+
+    def scores(federation: str, method: str, case: str, rule: str, what: str = "average") -> list[float]:
+        found = (runs[federation, method, case, rule, seed] for seed in poisoning.SEEDS)
+        return [getattr(outcome, what) for outcome in found]
+
+    def against_the_mean(federation: str, method: str, case: str, rule: str, what: str) -> str:
+        sides = [scores(federation, method, case, each, what) for each in (rule, "mean")]
+        return paired_difference(*sides).text(1)
+
+    own = {}
+    for method in ("fedavg", "fpl"):
+        for case in ("80/10/10", "rare domain"):
+            for rule in ("guarded", "geometric median"):
+                own[case, rule, method] = against_the_mean(case, method, case, rule, "own")
+    large, most = own["80/10/10", "geometric median", "fedavg"], own["80/10/10", "geometric median", "fpl"]
+    assert f"loses on its own domain: {large} (FedAvg) and {most} (FPL);" in words
+    assert f"guarded: {own['80/10/10', 'guarded', 'fedavg']} and {own['80/10/10', 'guarded', 'fpl']}." in words
+    rare = f"{own['rare domain', 'guarded', 'fedavg']} and {own['rare domain', 'guarded', 'fpl']}"
+    assert f"which on its own images is {rare}." in words
+    costs = [against_the_mean("1 of 5", method, "none", "guarded", "average") for method in ("fedavg", "fpl")]
+    assert f"difference from the mean is {costs[0]} (FedAvg) and {costs[1]} (FPL)." in words
+    gaps = []
+    for federation, method, case, rule, seed in runs:
+        if (rule, seed) == ("guarded", 0) and case not in ("none", *poisoning.UNLIKE):
+            sides = [scores(federation, method, case, each) for each in ("geometric median", "guarded")]
+            gaps.append(statistics.mean(sides[0]) - statistics.mean(sides[1]))
+    assert f"has {statistics.mean(gaps):.1f} points more than `rounds=guarded` in the mean of the {len(gaps)}" in words
+    left = [statistics.mean(scores("1 of 10", method, "sign flip of 3", "mean")) for method in ("fedavg", "fpl")]
+    assert f"by one of ten it leaves {left[0]:.1f} and {left[1]:.1f}." in words
+    commits = {outcome.commit for outcome in runs.values()}
+    assert f"Code {commits.pop()}, " in words
+    assert not commits
 
 
 def test_the_plan_of_the_poisoning_bench_has_each_run_once() -> None:
