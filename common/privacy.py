@@ -31,8 +31,6 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from common.config import Count, Fraction, Positive, checked
-from common.data.domain import DataSource
-from common.errors import ConfigError
 from common.extras import libraries_of
 from common.numerics import NORM_FLOOR
 
@@ -176,17 +174,3 @@ def gaussian(shape: tuple[int, ...], draws: torch.Generator | None) -> Tensor:
     words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0; the largest word rounds to 1
     return torch.from_numpy(ndtri(uniform.clip(max=1 - 2.0**-53))).reshape(shape)
-
-
-def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) -> None:
-    """Refuse a private run whose training images decide which images are scored.
-
-    Raises:
-        ConfigError: they do; the message names the setting.
-    """
-    if isinstance(privacy, GaussianPrivacy) and data.test_follows_training:
-        raise ConfigError(
-            f"{data.test_follows_training}: training images would decide which images are scored, so the number of "
-            "scored images would tell of them without noise, and privacy=gaussian refuses it; remove copies from the "
-            "data themselves and leave the setting out, or choose privacy=none"
-        )

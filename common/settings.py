@@ -14,7 +14,7 @@ from common.choices import imports_of, trust
 from common.composition import compose_config
 from common.config import FolderName, Seed, build, check, checked, construct, is_plain, to_config
 from common.data.domain import DataSource
-from common.data.inspection import check_clients, inspect_all, say_normalisation
+from common.data.inspection import check_clients, check_test_images, inspect_all, say_normalisation
 from common.data.protocols import ClientSpec, Protocol
 from common.data.table import placed
 from common.data.views import Views
@@ -23,7 +23,7 @@ from common.metrics import CONFIDENCE_MEASURES, MEASURES, Measure
 from common.models.specs import ModelSpec
 from common.overrides import CONFIGURATION, Overrides, overrides_in, split_overrides
 from common.own_metric import NoMetric, OwnMetric, check_own_metric
-from common.privacy import GaussianPrivacy, NoPrivacy, check_test_images
+from common.privacy import GaussianPrivacy, NoPrivacy
 from common.round_settings import RoundSettings, TrainSettings
 from common.run_config import configuration_of, flat, identity_of, scoring_of, sent_config
 from common.text import printable

@@ -12,7 +12,7 @@ from common.data.batches import Augmentation, Split
 from common.data.domain import DataSource, Domain
 from common.data.protocols import ClientSpec, Protocol, scored_split
 from common.data.value_ranges import sliver_of
-from common.errors import DataError, nearest, some_of
+from common.errors import ConfigError, DataError, nearest, some_of
 from common.privacy import GaussianPrivacy, NoPrivacy
 from common.text import quantity, warn_once
 
@@ -481,4 +481,18 @@ def say_normalisation(data: DataSource, target: str) -> None:
             f"{target}: images are normalised by ImageNet's mean and standard deviation, the default of "
             "data.augmentation; if they are not photographs, set data.augmentation.normalisation=image (each image by "
             "its own), or data.augmentation.mean and std"
+        )
+
+
+def check_test_images(data: DataSource, privacy: GaussianPrivacy | NoPrivacy) -> None:
+    """Refuse a private run whose training images decide which images are scored.
+
+    Raises:
+        ConfigError: they do; the message names the setting.
+    """
+    if isinstance(privacy, GaussianPrivacy) and data.test_follows_training:
+        raise ConfigError(
+            f"{data.test_follows_training}: training images would decide which images are scored, so the number of "
+            "scored images would tell of them without noise, and privacy=gaussian refuses it; remove copies from the "
+            "data themselves and leave the setting out, or choose privacy=none"
         )

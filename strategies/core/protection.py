@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.contract import Contract
+from common.data.inspection import check_test_images
 from common.errors import ConfigError, PayloadError, PrivacyError
-from common.privacy import GaussianPrivacy, NoPrivacy, check_test_images
+from common.privacy import GaussianPrivacy, NoPrivacy
 from common.prototypes import PrototypeSet
 from common.settings import OWN_METRIC_IS_PRIVATE, RunSettings
 from strategies.core.method import Method, Upload, UploadSpec, server_context

@@ -25,11 +25,11 @@ from common.data.digit_files import read_usps
 from common.data.domain import Domain, Duplicates
 from common.data.folder import Folder
 from common.data.image_files import decode_image, without_duplicates
-from common.data.inspection import compare_images, inspect, inspect_all
+from common.data.inspection import check_test_images, compare_images, inspect, inspect_all
 from common.data.protocols import ClientSpec, LeaveOut, OneClientPerDomain
 from common.data.value_ranges import sliver_of
 from common.errors import DataError
-from common.privacy import GaussianPrivacy, check_test_images
+from common.privacy import GaussianPrivacy
 from common.settings import RunSettings, load_settings
 from common.text import warn_once
 from strategies.core.participants import Registry
