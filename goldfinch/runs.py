@@ -505,7 +505,11 @@ def sweep(
 
     check_jobs(jobs)
     chosen, overwrite = split_overwrite(overrides_of(settings, keywords, overrides, sweep=True))
-    check_reachable(dict(item.partition("=")[::2] for item in chosen), "a sweep")
+    values: dict[str, object] = {}
+    for item in chosen:
+        key, _, value = item.partition("=")
+        values[key] = value
+    check_reachable(values, "a sweep")  # each run has a process of its own
     folder = command.default_output("sweep", chosen) if output is None else named_folder(output)
     with terminable():
         command.sweep(chosen, folder, jobs, overwrite=overwrite)

@@ -359,8 +359,8 @@ class Federation:
         """
         scaled: Factors = {}
         why: dict[str, list[str]] = {}
-        for applied in self.filters:
-            with seeded_globals(self.settings.seed, "server", self.server.round, self.server.exchange, "filter"):
+        for place, applied in enumerate(self.filters):
+            with seeded_globals(self.settings.seed, "filter", place, self.server.round, self.server.exchange):
                 filtered = applied.apply(updates, state, self.method.expects(self.server), self.server)
             _check_same_clients(applied, updates, filtered.updates)
             updates = filtered.updates

@@ -183,7 +183,7 @@ class Method:
             self._check_exchanges_none(settings.model, settings.data.image_size)
 
     def _overrides(self, name: str) -> bool:
-        return getattr(type(self), name, None) is not getattr(Method, name)
+        return getattr(type(self), name) is not getattr(Method, name)
 
     def _check_exchanges_none(self, networks: Mixed, image_size: int) -> None:
         """Refuse networks that differ between clients if the method exchanges weights."""

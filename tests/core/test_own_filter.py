@@ -182,12 +182,15 @@ def test_a_filter_that_leaves_an_update_out_is_refused_since_the_record_would_co
 
 
 class Noise:
-    """A filter that adds draws to each update."""
+    """A filter that adds draws to each update, and keeps the first."""
+
+    first: float | None = None
 
     def apply(
         self, updates: Sequence[Update], state: GlobalState, expected: UploadSpec, server: ServerContext
     ) -> Filtered:
         changed = []
+        self.first = float(torch.rand(()))
         for update in updates:
             weights = {name: value + torch.rand(()).to(value.dtype) for name, value in update.weights.items()}
             changed.append(replace(update, weights=weights))
@@ -238,6 +241,23 @@ def test_what_a_filter_draws_depends_on_the_seed_alone(tmp_path: Path) -> None:
         settings = toy_settings("fedavg", tmp_path / str(number), train={"rounds": 1})
         hashes.add(run(replace(settings, aggregation=Noisy())).sha256)
     assert len(hashes) == 1
+
+
+def test_two_filters_draw_apart(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 1})
+    filters = (Noise(), Noise())
+
+    @checked
+    class Twice(Mean):
+        """Two filters of one kind."""
+
+        def filters(self) -> Sequence[object]:
+            return filters
+
+    run(replace(settings, aggregation=Twice()))
+    first = [applied.first for applied in filters]
+    assert None not in first
+    assert first[0] != first[1]
 
 
 def test_half_a_filter_and_half_a_rule_are_refused(tmp_path: Path) -> None:
