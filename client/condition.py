@@ -15,14 +15,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.accounting import DELTA
+from common.errors import ConfigError
 from common.gauges import gauge
 from common.regular_files import read_small
+from common.text import printable
 
 WRITE_SECONDS = 10.0
 """Time between two writes of the file."""
@@ -47,7 +49,7 @@ class Condition:
         path: the file for a node exporter; ``None`` writes none.
         server: ``host:port`` of the server; empty if its certificate is not looked at.
         authority: certificate of the authority that the server's is verified with.
-        state: the state folder; ``None`` if the node configuration names none.
+        state: the state folder; ``None`` leaves its numbers out.
         max_releases, max_epsilon: the device's own limits; ``None`` without one.
         delta: delta of ``max_epsilon``.
         slowest_start: returns the seconds of the slowest start of a ClientApp.
@@ -190,17 +192,35 @@ class Condition:
 
 def condition_of(configuration: dict[str, Any], path: Path | None, server: str, authority: str | None) -> Condition:
     """Return the condition of a node with this configuration, as in ``--node-config``."""
-    state = configuration.get("state-dir")
     delta = _number(configuration.get("privacy-delta"))
     return Condition(
         path,
         server if authority else "",
         Path(authority).expanduser() if authority else None,
-        Path(str(state)) if state else None,
+        state_folder(configuration),
         _number(configuration.get("privacy-max-releases")),
         _number(configuration.get("privacy-max-epsilon")),
         DELTA if delta is None else delta,
     )
+
+
+def state_folder(configuration: Mapping[str, Any]) -> Path:
+    """Return the folder of a node's state: ``state-dir``, or one in Flower's or the user's home.
+
+    Raises:
+        ConfigError: ``state-dir`` is no whole path.
+    """
+    if "state-dir" in configuration:
+        folder = str(configuration["state-dir"])
+        if not Path(folder).is_absolute():  # started in another folder, the node would find no ledger
+            raise ConfigError(
+                f"--node-config: state-dir must be a whole path, from / on; got {printable(folder)[:100]!r}"
+            )
+        return Path(folder)
+    home = os.environ.get("FLWR_HOME")
+    if home:
+        return Path(home, "goldfinch-state")
+    return Path.home() / ".goldfinch" / "state"
 
 
 def _number(value: object) -> float | None:

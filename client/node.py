@@ -16,6 +16,7 @@ from pathlib import Path
 
 from client.border import FOLDER as BORDER_FOLDER
 from client.border import Border
+from client.condition import state_folder
 from client.contract import FOLDER as CONTRACT_FOLDER
 from client.contract import KeptTerms, NewTerms, asked_terms, contract_of, settled_terms, undecided_terms
 from client.device import Device, kept_versions
@@ -245,7 +246,7 @@ class Node:
         if data_root is not None:
             data_root = str(data_root)
         scores, budget = self._scores(settings), self._budget()
-        folder = self._state_folder()
+        folder = state_folder(self.configuration)
         served = [each.domain for each in self._hosted(settings)] + list(scores or ())
         private = bool(budget) or is_gaussian(settings)
         contract, new = self._contract(settings, spec, data_root, list(dict.fromkeys(served)), private=private)
@@ -277,7 +278,7 @@ class Node:
         Raises:
             ContractError: the contract does not allow the run.
         """
-        kept = KeptTerms(self._state_folder() / FOLDER / CONTRACT_FOLDER)
+        kept = KeptTerms(state_folder(self.configuration) / FOLDER / CONTRACT_FOLDER)
         node = f"partition {self.configuration.get('partition-id')} of {self.configuration.get('num-partitions')}"
         names = [spec.domain]
         if "domain" not in self.configuration:
@@ -308,22 +309,8 @@ class Node:
             return
         if not (_is_number(days) and 0 < days < math.inf):
             raise ConfigError(f"--node-config: {STATE_KEEP} must be a number of days above 0; got {days!r}")
-        for run in forget_runs(self._state_folder(), float(days)):
+        for run in forget_runs(state_folder(self.configuration), float(days)):
             LOG.warning("the state of run %s was idle for more than %g days and is removed", run, days)
-
-    def _state_folder(self) -> Path:
-        """Return the folder of the clients' states: ``state-dir``, or one in Flower's or the user's home."""
-        if "state-dir" in self.configuration:
-            folder = str(self.configuration["state-dir"])
-            if not Path(folder).is_absolute():  # started in another folder, the node would find no ledger
-                raise ConfigError(
-                    f"--node-config: state-dir must be a whole path, from / on; got {printable(folder)[:100]!r}"
-                )
-            return Path(folder)
-        home = os.environ.get("FLWR_HOME")
-        if home:
-            return Path(home, "goldfinch-state")
-        return Path.home() / ".goldfinch" / "state"
 
     def _scores(self, settings: RunSettings) -> tuple[str, ...] | None:
         """Return the domains whose test sets this node scores; ``None`` is each client's own.

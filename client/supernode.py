@@ -14,6 +14,7 @@ import atexit
 import hashlib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ from client.condition import Condition, condition_of
 from client.installed import InstalledCode
 from client.resident.place import remove_files, running_process
 from client.supervision import Supervisor, end_processes
+from common.errors import ConfigError
 from common.log_lines import copy_own_lines, wait_for_lines
 from common.proxies import no_proxy
 
@@ -52,8 +54,11 @@ CONNECTION = "flwr.supernode.fleet_http_connection"
 NODE = "flwr.supernode.start_client_internal"
 """Module of Flower's node itself, which takes the signals that end it."""
 
-METRICS = "--metrics"
-"""Goldfinch's own option."""
+METRICS, CONFIGURATION = "--metrics", "--node-config"
+"""Goldfinch's own option, and Flower's, which holds a device's limits."""
+
+PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
+"""What Flower takes for a key and its value. It passes over all else, such as ``key = value``, without a word."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """Signals that end Flower's node in order."""
@@ -164,16 +169,32 @@ def _condition() -> Condition:
     own, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
     if own.metrics is not None and not own.metrics.name:
         sys.exit(f"error: {METRICS} {own.metrics}: name a file")
-    for name in ("--superlink", "--root-certificates", "--node-config"):
+    for name in ("--superlink", "--root-certificates"):
         parser.add_argument(name, default="")
+    parser.add_argument(CONFIGURATION, action="append", default=[])
     given, _ = parser.parse_known_args(sys.argv[1:])
-    configuration: dict[str, Any] = {}
-    if given.node_config:
-        try:
-            configuration = dict(parse_config_args([given.node_config]))
-        except (click.ClickException, OSError, ValueError) as error:
-            sys.exit(f"error: --node-config {given.node_config}: {error}")
-    return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
+    try:
+        configuration = _configuration(given.node_config)
+        return condition_of(configuration, own.metrics, given.superlink, given.root_certificates)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    except (click.ClickException, OSError, ValueError) as error:
+        sys.exit(f"error: {CONFIGURATION} {' '.join(given.node_config)}: {error}")
+
+
+def _configuration(given: list[str]) -> dict[str, Any]:
+    """Return the node configuration; a key of it that Flower would pass over could be a limit of this device.
+
+    Raises:
+        ValueError: part of it would be passed over.
+    """
+    if len(given) > 1:
+        raise ValueError(f"Flower takes the last of several {CONFIGURATION}: write all keys into one")
+    for text in given:
+        rest = PAIR.sub("", text).split()
+        if rest and not text.endswith(".toml"):
+            raise ValueError(f"{' '.join(rest)!r} is no key=value: write each without blanks beside =, texts in quotes")
+    return dict(parse_config_args(given))
 
 
 def _note_requests(condition: Condition, _: Any, answer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import math
+import re
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ from flwr.proto.message_pb2 import Message
 from support.federation import ROOT
 from support.gauges import read_gauges
 
-from client.condition import Condition, condition_of, notify
+from client.condition import Condition, condition_of, notify, state_folder
 from client.ledger import Budget, Ledger
 from client.supernode import _condition, _note_replies, _note_requests
 from common.accounting import epsilon
@@ -193,6 +194,50 @@ def test_doctor_and_device_warn_before_the_certificate_ends(
     condition.write()
     found = read_gauges(tmp_path / "metrics.prom")
     assert found["certificate_days"] == pytest.approx(days, abs=0.1)
+
+
+LIMIT = "privacy-max-epsilon=8.0"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([f"domain='a' {LIMIT.replace('=', ' = ')}"], "'privacy-max-epsilon = 8.0' is no key=value"),
+        ([f"{LIMIT.replace('=', '= ')} domain='a'"], "'privacy-max-epsilon= 8.0' is no key=value"),
+        ([f"domain='a' {LIMIT.replace('=', ': ')}"], "'privacy-max-epsilon: 8.0' is no key=value"),
+        (["domain='ward a'b"], "'b' is no key=value"),
+        ([LIMIT, "domain='a'"], "the last of several --node-config: write all keys into one"),
+        (["state-dir='here'"], "state-dir must be a whole path"),
+        (["index=01"], "invalid format"),
+        (["absent.toml"], "No such file"),
+    ],
+)
+def test_no_limit_of_a_device_is_passed_over(given: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower drops what it cannot read, and the device would take part without its limit."""
+    words = ["goldfinch-supernode"]
+    for each in given:
+        words += ["--node-config", each]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        _condition()
+
+
+def test_keys_over_several_lines_and_a_file_of_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("privacy-max-epsilon = 8.0\n")
+    for text in (str(path), f'domain="ward a"  data-path="list.csv"\n  {LIMIT}'):
+        monkeypatch.setattr("sys.argv", ["goldfinch-supernode", "--node-config", text])
+        assert _condition().max_epsilon == 8.0
+
+
+def test_the_budget_is_read_where_the_node_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node configuration without state-dir keeps its ledger in Flower's folder."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    condition = condition_of({"privacy-max-releases": 5}, None, "", None)
+    folder = state_folder({})
+    assert condition.state == folder == tmp_path / "goldfinch-state"
+    Ledger(folder / ".privacy" / "bright", Budget(5)).spend("one", "bright-0", {"weights": 1.0}, [])
+    assert 'goldfinch_privacy_releases_left{data="bright"} 4' in "\n".join(condition.lines())
 
 
 def test_an_empty_name_of_the_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
