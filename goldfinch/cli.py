@@ -444,6 +444,9 @@ def _doctor(
     KEY=VALUE  a data set: what of its files is there, and what is missing
     A file for a public issue has settings, versions, counts, and where errors were raised; no path, name, text or data.
     """
+    asked = [each for each in (overrides, server or ca, report) if each]
+    if len(asked) > 1:
+        raise ConfigError("doctor does one thing: leave out all but KEY=VALUE, --server with --ca, or --report")
     if report is not None:
         from goldfinch.commands.public_report import write_public_report
 
@@ -559,8 +562,8 @@ def _enrol(
     from goldfinch.commands import membership
 
     if restore:
-        if node or client:
-            raise ConfigError("--restore enrols the devices that were enrolled before: leave out --node and --client")
+        if node or client or kit or server:
+            raise ConfigError("--restore enrols the devices that were enrolled before: leave out all other options")
         membership.enrol_again(folder, connection)
         return
     if kit is not None:
@@ -568,6 +571,8 @@ def _enrol(
         if len(named) != 1:
             raise ConfigError("--kit is for one device: name it by --node NAME or --client NAME=ID")
         membership.enrolment_of(folder, None).check_kit(named[0], kit, server)
+    elif server:
+        raise ConfigError("--server is for a kit: add --kit FILE, or leave it out")
     membership.enrol(folder, node or [], client or [], connection)
     if kit is not None:
         print(f"wrote {membership.make_kit(folder, named[0], kit, server)}: it holds the device's key; see its README")

@@ -39,8 +39,8 @@ ENROL_SECONDS = 30.0
 DISMISSED = ".dismissed-device"
 """Ending of the file that a dismissed device leaves until it is enrolled again: its number, its client, the date."""
 
-CLIENT = re.compile(r".+-\d+")
-"""A client's id: its domain and its number there."""
+CLIENT = re.compile(r"\S(.*\S)?-(0|[1-9][0-9]*)")
+"""A client's id: its domain and its number there, as Goldfinch writes them."""
 
 
 @dataclass(frozen=True)

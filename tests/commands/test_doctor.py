@@ -57,6 +57,14 @@ def test_what_is_missing_of_a_data_set_is_named(
     assert "method=fpl: goldfinch doctor checks data alone" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [("data=glyphs", "--server", "localhost:1"), ("--report", "here", "--server", "localhost:1")]
+)
+def test_nothing_that_is_asked_for_is_left_undone(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 1
+    assert "doctor does one thing" in capsys.readouterr().err
+
+
 def write_table(root: Path, images: int = 10, domain: bool = True) -> None:
     root.mkdir(parents=True)
     lines = ["path,label,domain"[: None if domain else 10]]

@@ -447,7 +447,12 @@ def test_what_is_no_host_name_is_refused_before_a_file_is_made(tmp_path: Path, h
         (["devices", "enrol", "FOLDER"], "holds no public keys"),
         (["devices", "enrol", "FOLDER", "--client", "webcam-0"], "written NODE=ID"),
         (["devices", "enrol", "FOLDER", "--client", "x=a-0", "--client", "x=b-0"], "x is given a-0 as well"),
-        (["devices", "enrol", "FOLDER", "--client", "x=webcam"], "--client webcam is not a domain and a number"),
+        *(
+            (["devices", "enrol", "FOLDER", "--client", f"x={name}"], f"--client {name} is not a domain and a number")
+            for name in ("webcam", "webcam-01", "webcam-\u0663", " webcam-0", "-0")
+        ),
+        (["devices", "enrol", "FOLDER", "--restore", "--kit", "a.tar"], "leave out all other options"),
+        (["devices", "enrol", "FOLDER", "--server", "host:1"], "--server is for a kit: add --kit FILE"),
         (["devices", "dismiss", "FOLDER"], "--node NAME"),
         (["devices", "dismiss", "FOLDER", "--node", "x"], "has no such key"),
     ],

@@ -66,6 +66,8 @@ def test_a_device_stays_the_client_that_it_was_enrolled_for(
     assert not (tmp_path / "nodes" / "ward-a.dismissed-device").exists()
     (tmp_path / "nodes" / "ward-b-3.pub").write_text("a key\n")
     assert enrolment.enrol(["ward-b-3"])["ward-b-3"].endswith("for ward-b-3")
+    (tmp_path / "nodes" / "ward-03.pub").write_text("a key\n")
+    assert enrolment.enrol(["ward-03"])["ward-03"].endswith("for ward-03-0"), "no client is ward-03"
 
 
 def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
