@@ -168,7 +168,7 @@ class Registry:
         duties: dict[str, list[str]] = {}
         if personal:
             for client in participants:
-                if client.domain in self.test_domains:
+                if self._able([client], client.domain) and client.domain in self.test_domains:
                     duties[client.id] = [client.domain]
             return duties
         for domain in self.test_domains:

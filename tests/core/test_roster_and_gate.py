@@ -166,6 +166,14 @@ def test_personal_models_are_scored_by_their_owners(registry: Registry) -> None:
     assert registry.scorers(registry.clients(), personal=True) == {"noisy-0": ["noisy"]}, "no other is scored"
 
 
+def test_a_personal_client_that_scores_nothing_is_asked_for_no_score(settings: RunSettings) -> None:
+    made = Registry(settings)
+    for client in COUNTS:
+        scored = [] if client == "dark-0" else [client.partition("-")[0]]
+        made.admit(registration(settings, client, scores=scored))
+    assert made.scorers(made.clients(), personal=True) == {"bright-0": ["bright"], "noisy-0": ["noisy"]}
+
+
 def test_scoring_is_shared_among_holders_of_many_domains(tmp_path: Path) -> None:
     """Ten clients of one domain, two other domains to score: no client scores both while others idle."""
     settings = toy_settings(
