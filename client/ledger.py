@@ -159,7 +159,7 @@ class Ledger(PrivateFolder):
             return [_entry(entry) for entry in json.loads(content)["releases"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"{path} is damaged, so the releases of this device's data are not known, and nothing is sent: "
+                f"{path} is damaged, so the releases of this device's data are not known, and no update is sent: "
                 "restore it; deleting it forgets the releases so far"
             ) from error
 

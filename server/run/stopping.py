@@ -50,8 +50,7 @@ def unusable(problem: str, number: int, *, trained: bool) -> EngineError:
 def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunSettings, *, trained: bool) -> None:
     """Stop a run in which every client raised the same error: further rounds would be the same.
 
-    One client's error may be its own fault, so at least two clients must have failed, or the only one. Where privacy
-    budgets are spent, clients that were not asked may have some left, so all must have failed.
+    Where a round asks some of the clients, theirs may be lies, or faults of their own: the others were not asked.
 
     Args:
         failures: the failures of an exchange without an accepted reply.
@@ -67,8 +66,7 @@ def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunS
         if failure.status != "failed" or not failure.reason:
             return
         reasons.add(failure.reason)
-    clients = len(settings.clients)
-    if len(reasons) != 1 or len(failures) < min(2, clients):
+    if len(reasons) != 1 or len(failures) < len(settings.clients):
         return
     reason = reasons.pop()
     lines = [line for line in failures[0].traceback.splitlines() if line.strip()]
@@ -76,12 +74,10 @@ def check_errors_differ(failures: Sequence[Failure], number: int, settings: RunS
     if IN_A_NEW_RUN not in reason:
         advice += " Fix the cause; resume=true continues."
     if reason.startswith(BUDGET_SPENT):
-        if len(failures) < clients:
-            return
         advice = "No further round can be held."
         if trained and not settings.scheduled:
             advice += f" The state of round {number - 1} is kept: resume=true train.rounds={number - 1} scores it."
-    message = [f"in round {number} every client that was asked raised the same: {reason}", advice]
+    message = [f"in round {number} every client raised the same: {reason}", advice]
     raise EngineError("\n  ".join([*message, *lines[-MAX_LINES:]]))
 
 

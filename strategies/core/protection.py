@@ -106,7 +106,7 @@ def _check_noise(contract: Contract, settings: RunSettings, model: nn.Module) ->
     privacy = settings.privacy
     if not limit and isinstance(privacy, GaussianPrivacy) and privacy.max_epsilon is not None:
         limit = f"privacy.max_epsilon={privacy.max_epsilon:g}"
-    if not limit:
+    if not limit or not settings.method.trains:
         return
     bare = [part for part, multiplier in multipliers_of(contract, settings, model).items() if not multiplier]
     if bare:

@@ -33,16 +33,18 @@ from client.resident.messages import Question
 from client.trainer import LocalExchange
 from common.accounting import composed, epsilon
 from common.client_state import ClientStore, Version
+from common.config import checked
 from common.contract import Contract
 from common.data.batches import Split
 from common.data.protocols import ClientSpec
 from common.data.protocols import test_hash as hash_of_test
 from common.data.splits import content_hash, split_hash
 from common.errors import DISK_ADVICE, ConfigError, DataError, EngineError, PayloadError, PrivacyError
-from common.settings import RunSettings
+from common.settings import RunSettings, with_method
 from server.run.engine import Failure
 from server.run.stopping import check_errors_differ
 from strategies.core.federation import Federation
+from strategies.fedavg import FedAvg
 
 COVERED = ("privacy=gaussian", "privacy.update_clip=0.25")
 SYSTEM = "privacy.randomness=system"
@@ -245,6 +247,25 @@ def test_a_device_with_an_epsilon_takes_part_in_nothing_without_noise(case: str,
             call()
 
 
+@checked
+class Evaluation(FedAvg):
+    """Trains nothing, as an exported model's evaluation."""
+
+    trains = False
+
+
+def test_a_device_with_an_epsilon_scores_in_an_evaluation_and_trains_in_none(tmp_path: Path) -> None:
+    settings = with_method(toy_settings("fedavg", tmp_path / "run"), Evaluation())
+    device = device_of(settings, tmp_path / "own", Budget(None, 8.0))
+    assert device.register().client == "bright-0"
+    item = asked(settings, train=False, round=0)
+    (score,) = device.answer(item.request, item.message).header["scores"]
+    assert score["domain"] == "bright"
+    lie = asked(settings)
+    with pytest.raises(PrivacyError, match="would carry no noise"):
+        device.answer(lie.request, lie.message)
+
+
 def test_a_run_with_an_epsilon_begins_with_nothing_without_noise(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"max_epsilon=8 allows no update without noise, .*would have: weights"):
         run(toy_settings("fpl", tmp_path, overrides=("privacy=gaussian", "privacy.max_epsilon=8")))
@@ -300,7 +321,7 @@ def test_a_run_that_held_no_round_is_not_told_to_score_one(tmp_path: Path) -> No
 
 
 def test_a_run_goes_on_while_a_client_may_have_budget_left(tmp_path: Path) -> None:
-    """Only the clients that were asked have said that theirs is spent; an error of another kind ends the run."""
+    """Only the clients that were asked have said that theirs is spent, or raised another error."""
     settings = private(tmp_path)
     spent = [Failure(client, "failed", "the privacy budget is spent; nothing was sent") for client in ("a", "b", "c")]
     check_errors_differ(spent[:2], 3, settings, trained=True)
@@ -310,7 +331,8 @@ def test_a_run_goes_on_while_a_client_may_have_budget_left(tmp_path: Path) -> No
     with pytest.raises(EngineError, match="No further round can be held") as told:
         check_errors_differ(spent, 3, scheduled, trained=True)
     assert "resume=true" not in str(told.value), "a schedule cannot be shortened"
-    broken = [Failure(client, "failed", "KeyError: 'ce'") for client in ("a", "b")]
+    broken = [Failure(client, "failed", "KeyError: 'ce'") for client in ("a", "b", "c")]
+    check_errors_differ(broken[:2], 3, settings, trained=True)
     with pytest.raises(EngineError, match="Fix the cause; resume=true continues"):
         check_errors_differ(broken, 3, settings, trained=True)
 

@@ -77,7 +77,9 @@ def test_of_a_run_that_diverged_nobody_says_that_it_goes_on(tmp_path: Path) -> N
         run(settings, TouchedEngine(settings, edit=edit))
     reason = f"the model that is scored gives a loss that is not finite: {DIVERGED}"
     with pytest.raises(EngineError) as told:
-        check_errors_differ([Failure(client, "failed", reason) for client in ("a", "b")], 2, settings, trained=True)
+        check_errors_differ(
+            [Failure(client, "failed", reason) for client in ("a", "b", "c")], 2, settings, trained=True
+        )
     assert "resume=true" not in str(told.value)
 
 
@@ -142,7 +144,7 @@ def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_pat
     with pytest.raises(EngineError) as caught:
         run_federation(settings, InlineEngine(settings))
     lines = str(caught.value).splitlines()
-    assert lines[0] == "in round 1 every client that was asked raised the same: KeyError: 'ce'"
+    assert lines[0] == "in round 1 every client raised the same: KeyError: 'ce'"
     assert "resume=true" in lines[1]
     assert all(line.startswith("  ") and line.strip() for line in lines[2:]), "or Flower's log would cut them off"
     assert 'terms["ce"]' in lines[-3] + lines[-2]
@@ -153,7 +155,7 @@ def test_what_every_client_raises_alike_stops_the_run_with_its_traceback(tmp_pat
 
 
 def test_what_the_only_client_raises_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="in round 1 every client that was asked raised the same"):
+    with pytest.raises(EngineError, match="in round 1 every client raised the same"):
         run(broken(tmp_path, data=Toy(domains=("bright",)), train={"rounds": 9}))
 
 
@@ -162,6 +164,14 @@ def test_only_what_all_raise_stops_a_run_at_once(tmp_path: Path) -> None:
     engine = TouchedEngine(settings, failing=lambda request: request.train and request.client != "dark-0")
     with pytest.raises(EngineError, match="no round was held"):
         run(settings, engine)
+
+
+def test_a_round_that_asks_two_hostile_clients_does_not_end_the_run(tmp_path: Path) -> None:
+    settings = toy_settings("fedavg", tmp_path, train={"rounds": 6}, rounds={"participation": 0.67})
+    engine = TouchedEngine(settings, failing=lambda request: request.train and request.client != "dark-0")
+    summary = run(settings, engine).summary
+    assert summary["rounds_held"] + summary["rounds_skipped"] == 6
+    assert summary["rounds_skipped"] > 0
 
 
 def test_a_single_client_s_own_trouble_is_not_the_method_s(tmp_path: Path) -> None:
