@@ -206,7 +206,10 @@ def end_processes(seconds: float = TERM_SECONDS, spared: int | None = None) -> N
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if TRAINER in words and str(own.pid) in words and process not in processes:
+            node = (
+                words[words.index(TRAINER) + 2] if TRAINER in words[:-2] else ""
+            )  # as client/resident/caller.py starts it
+            if node == str(own.pid) and process not in processes:
                 processes.append(process)
     for process in processes:
         _signal(process.terminate)

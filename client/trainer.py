@@ -38,8 +38,8 @@ def choose_device(name: str) -> torch.device:
     number = name.partition(":")[2] or "0"
     if name.startswith("cuda") and int(number) >= torch.cuda.device_count():
         raise ConfigError(
-            f"train.device={name}, but no such CUDA device is visible here; use train.device=auto or cpu, and see "
-            "goldfinch doctor"
+            f"device {name}: no such CUDA device is visible here; use auto or cpu where it is set (train.device, or "
+            "device of the node configuration), and see goldfinch doctor"
         )
     return torch.device(name)
 

@@ -18,7 +18,7 @@ from common.errors import ConfigError, EngineError
 from common.gauges import gauge
 from common.storage import write_text
 from goldfinch.record import RunRecord, find_runs
-from goldfinch.results.contributions import Contribution, contributions, time_text
+from goldfinch.results.contributions import Contribution, contributions, is_deployed, time_text
 from goldfinch.results.sheets import Sheet
 from server.admission.enrolment import Enrolment
 
@@ -67,7 +67,7 @@ def devices(enrolment: Enrolment, runs: Iterable[RunRecord], now: float) -> tupl
         runs: the runs whose records are read.
         now: the present time, in seconds since 1970.
     """
-    by_client = contributions(runs)
+    by_client = contributions(filter(is_deployed, runs))  # a simulation has clients of the same names
     nodes: Mapping[str, Mapping[str, Any]] = {}
     problem = ""
     try:

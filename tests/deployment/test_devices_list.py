@@ -21,7 +21,7 @@ from common.errors import EngineError
 from common.settings import load_settings
 from goldfinch.cli import main
 from goldfinch.commands.deployment import METRICS, LocalDeployment
-from goldfinch.commands.device_list import ListedDevice, _cells
+from goldfinch.commands.device_list import ListedDevice, _cells, devices
 from goldfinch.record import RunRecord
 from goldfinch.results.contributions import Contribution, contributions
 from server.admission.enrolment import Enrolment
@@ -97,6 +97,19 @@ def test_missed_rounds_count_from_the_last_reply_that_counted_over_runs(run: Pat
     assert both[client].last_reply == last
     others = [each for name, each in both.items() if name != client]
     assert {(each.missed, each.last_run) for each in others} == {(0, "second")}
+
+
+def test_a_rehearsal_in_a_simulation_is_no_contact_with_a_device(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RunRecord(run)
+    client = str(record.replies[0]["client"])
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "nodes" / "ward-a.pub").write_text("a key\n")
+    (tmp_path / "nodes" / "ward-a.number").write_text(f"7 {client}\n")
+    monkeypatch.setattr(Enrolment, "nodes", mock.Mock(return_value={}))
+    (device,), _ = devices(Enrolment(tmp_path, None, {}), [record], 0.0)
+    assert device.contribution == Contribution()
 
 
 @pytest.mark.long

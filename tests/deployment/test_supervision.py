@@ -174,12 +174,16 @@ def test_everything_that_a_supernode_started_ends_with_it(tmp_path: Path) -> Non
         orphan = [sys.executable, "-c", "import time; time.sleep(120)", "client.resident", "socket", str(os.getpid())]
         start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
         trainer = subprocess.run([sys.executable, "-c", start, *orphan], stdout=subprocess.PIPE, text=True).stdout
+        another = orphan[:-1] + ["1", "2.5", "sha", str(os.getpid())]  # another node's, with idle seconds
+        others = subprocess.run([sys.executable, "-c", start, *another], stdout=subprocess.PIPE, text=True).stdout
         print(stubborn.pid, trainer, flush=True)
         import psutil
         processes = [psutil.Process(int(trainer)), *psutil.Process().children(recursive=True)]
         assert len(processes) == 3, processes
         end_processes(seconds=1.0)
         gone, alive = psutil.wait_procs(processes, timeout=30)
+        assert psutil.Process(int(others)).status() != psutil.STATUS_ZOMBIE
+        psutil.Process(int(others)).kill()
         sys.exit(len(alive))
         """)
     )
