@@ -215,7 +215,7 @@ def _show(results: Mapping[str, Any], names: Sequence[str]) -> None:
     for name, row in scores.items():
         head = name
         if not row.get("trained_on", True):
-            head = f"{name} (no client had it)"
+            head = f"{name} (not trained on)"
         cells = [head, str(row["count"])]
         for key in SHOWN:
             digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits

@@ -112,13 +112,19 @@ def _kind(content: Content) -> str:
 
 
 def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
-    record, settings, method, state = run.record, run.settings, run.method, run.checkpoint.state
+    record, settings, method = run.record, run.settings, run.method
+    if not method.trains:
+        evaluated = record.config["method"].get("folder", "a model")
+        raise ConfigError(f"{run.folder} trained no model: it evaluated {evaluated}; export the run that trained it")
+    state = run.checkpoint.state
     model, weights = run.shared_model(None if client == SHARED else client)
     whole = len(weights) == len(model.state_dict())
     _check_client(run, client, whole)
     if client == SHARED:
         client = None
     complete = whole or client is not None
+    # where no weights are shared, the client alone trained its model
+    held = [part.domain for spec in run.clients if weights or client in (None, spec.id) for part in spec.holds]
     prototypes = None
     if len(state.prototypes):
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}
@@ -140,7 +146,7 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         method=method.name,
         data={
             "name": settings.data.name,
-            "domains": list(dict.fromkeys(spec.domain for spec in run.clients)),
+            "domains": list(dict.fromkeys(held)),
             "protocol": record.facts.protocol,
         },
         run=run.checkpoint.run,
@@ -154,8 +160,7 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
         complete=complete,
         kept={} if complete else run.checkpoint.counted,
     )
-    domains = [spec.domain for spec in run.clients if spec.id == client] or run.test_domains
-    images, images_are = _images(description, data, run, domains)
+    images, images_are = _images(description, data, run)
     if not description.complete:
         return Content(description, weights, state.prototypes, images)
     inference, prepare = run.inference(client), settings.data.augmentation.test
@@ -233,6 +238,9 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     notes = description.notes
     if type(method).own_weights is not Method.own_weights and kept.keys().isdisjoint(weights):
         notes = (*notes, MIXED)
+    trained_on = description.data
+    if not weights:  # the client alone trained its model
+        trained_on = {**trained_on, "domains": [chosen.rpartition("-")[0]]}
     for name, tensor in kept.items():
         if name.startswith(("backbone.", "head.")):
             weights[name] = tensor
@@ -243,13 +251,11 @@ def _of_device(state: Path, shared: Path, client: str | None, data: Sequence[str
     parts = description.architecture
     architecture = {**parts, "model": _network_of(parts["model"], build(parts["model"], "model"), chosen)}
     description = replace(description, architecture=architecture, client=chosen, complete=True, score=score, files={})
-    description = replace(description, notes=notes)
+    description = replace(description, notes=notes, data=trained_on)
     return Content(description, weights, prototypes, *_images(description, data))
 
 
-def _images(
-    description: Description, data: Sequence[str], run: RunModel | None = None, domains: Sequence[str] = ()
-) -> tuple[Tensor, str]:
+def _images(description: Description, data: Sequence[str], run: RunModel | None = None) -> tuple[Tensor, str]:
     """Return the images on which files are compared, ``[N, 3, S, S]`` uint8, and a text that describes them.
 
     The images are those of ``data``, or else the run's validation samples, or else its test images: of each at most
@@ -264,10 +270,11 @@ def _images(
     elif run is not None and run.settings.protocol.validation:
         kind = "validation samples"  # the threshold of "none of the classes" is chosen on them, and not on test images
         with contextlib.suppress(DataError, OSError):
-            for client in run.clients:
-                if client.domain in domains:
-                    splits[client.id] = run.validation_split(client)
+            for spec in run.clients:
+                if description.client in (None, spec.id):
+                    splits[spec.id] = run.validation_split(spec)
     elif run is not None:
+        domains = [spec.domain for spec in run.clients if spec.id == description.client] or run.test_domains
         with contextlib.suppress(DataError, OSError):
             splits = {name: run.test_split(name) for name in domains}
     if not splits:

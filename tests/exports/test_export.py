@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from common.prototypes import PrototypeSet
 from common.regular_files import file_sha256
 from common.storage import read_tensors, under_prefix, write_tensors
 from goldfinch.cli import main
+from goldfinch.commands.device_evaluation import evaluate_on_devices
 from goldfinch.commands.export import RULE, export
 from goldfinch.commands.export import _of_run as of_run
 from goldfinch.exports import formats
@@ -197,6 +199,42 @@ OWN = [("fedbn", {}), ("fedpall", {})]
 """One of each kind; tests/conformance compares the inference of every method with its scores."""
 
 
+@pytest.mark.parametrize(
+    ("method", "client", "domains", "images"),
+    [
+        ("pooled", None, DOMAINS, "pooled-0"),
+        ("fedavg", None, DOMAINS, "bright-0, bright-1, dark-0, dark-1, noisy-0, noisy-1"),
+        ("single_set", "bright-1", ("bright",), "bright-1"),
+        ("fedbn", "bright-1", DOMAINS, "bright-1"),
+    ],
+)
+def test_a_model_names_the_domains_that_it_was_trained_on(
+    method: str,
+    client: str | None,
+    domains: tuple[str, ...],
+    images: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (
+        "protocol=skewed",
+        "protocol.skew=none",
+        "protocol.client_count=2",
+        "protocol.least=8",
+        "protocol.validation=0.25",
+    )
+    run(toy_settings(method, tmp_path / "run", overrides=words, train={"rounds": 1}))
+    description = export(tmp_path / "run", tmp_path / "model", client=client)
+    assert list(description.data["domains"]) == list(domains)
+    assert re.search(rf"compared with the net on \d+ validation samples of {images}\n", capsys.readouterr().out)
+
+
+def test_an_evaluation_has_no_model_to_export(trained: RunRecord, exported: Path, tmp_path: Path) -> None:
+    evaluate_on_devices(exported, ["engine=inline", "data=support.toy.Toy", "train.device=cpu"], tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"trained no model: it evaluated {exported}"):
+        export(tmp_path / "run", tmp_path / "model")
+
+
 @pytest.mark.parametrize(("method", "hyper"), SHARED + OWN)
 @pytest.mark.long
 def test_what_leaves_is_what_was_scored(method: str, hyper: Mapping[str, Any], tmp_path: Path) -> None:
@@ -349,6 +387,7 @@ def test_a_device_completes_what_the_server_shares(
     model = load_model(tmp_path / "mine")
     assert all(torch.equal(tensor, whole[name]) for name, tensor in model.net.state_dict().items())
     assert model.description.client == "dark-0"
+    assert list(model.description.data["domains"]) == (list(DOMAINS) if method == "fedbn" else ["dark"])
     assert dict(model.description.score["accuracy"]) == {"dark": personal.summary["accuracy"]["dark"]}
     data = ["data=folder", f"data.root='{pictures}'", "data.domains=[dark]"]
     assert main([*command, "--client", "dark-0", "--overwrite", *data]) == 0
@@ -371,7 +410,7 @@ def test_a_device_whose_folder_holds_the_classes_completes_and_scores(
         assert main([*export_it, *data, *words, "data.path=class", "--overwrite"]) == 0
         assert "compared with the net on 4 test images of dark" in capsys.readouterr().out
         assert main(["evaluate", str(tmp_path / "mine"), *data, *words, "data.path=class"]) == 0
-        assert "dark (no client had it)" not in capsys.readouterr().out
+        assert "(not trained on)" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("scored", ["trained", "mixture"])

@@ -246,7 +246,7 @@ def test_a_domain_that_no_client_had_and_lacks_classes(
     more.unlink()
     found = evaluate(exported, data, "all")
     assert not found["domains"]["new site"]["trained_on"]
-    assert "new site (no client had it)" in capsys.readouterr().out
+    assert "new site (not trained on)" in capsys.readouterr().out
     assert [sum(row) for row in found["confusion"]] == [0, 0, 4, 4]
     assert found["recall"]["upper left"] is None
     with torch.no_grad():
