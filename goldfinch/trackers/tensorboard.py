@@ -17,7 +17,8 @@ class TensorBoard(TrackerSettings):
     """conf/tracker/tensorboard.yaml.
 
     Args:
-        folder: folder for the event files; ``None`` is ``tensorboard`` in the run's folder.
+        folder: each run has its event files in a folder here, named by its id; ``None`` is ``tensorboard`` in the run's
+            own folder.
     """
 
     library: ClassVar[str] = "tensorboard"
@@ -26,33 +27,33 @@ class TensorBoard(TrackerSettings):
 
     def trackers(self, settings: RunSettings) -> list[Tracker]:
         """Return the tracker that writes TensorBoard event files."""
-        folder = settings.output_folder / "tensorboard"
-        if self.folder:
-            folder = Path(self.folder)
-        return [TensorBoardTracker(folder, settings)]
+        return [TensorBoardTracker(self.folder, settings)]
 
 
 class TensorBoardTracker(ScalarTracker):
     """Writes scalars by round. A resumed run hides what an interrupted round wrote.
 
     Args:
-        folder: folder for the event files.
+        folder: see :class:`TensorBoard`.
         settings: the run's settings.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings) -> None:
+    def __init__(self, folder: str | None, settings: RunSettings) -> None:
         super().__init__(settings)
         self.folder = folder
         self.writer: Any = None
 
-    def open(self, run: str, completed: int) -> None:  # noqa: ARG002  # event files have no id
+    def open(self, run: str, completed: int) -> None:
         """Open the event files and write the settings as a text."""
         from torch.utils.tensorboard import SummaryWriter
 
+        folder = self.settings.output_folder / "tensorboard"
+        if self.folder:
+            folder = Path(self.folder) / run
         first_hidden = 0
         if completed:
             first_hidden = completed + 1
-        self.writer = SummaryWriter(str(self.folder), purge_step=first_hidden)
+        self.writer = SummaryWriter(str(folder), purge_step=first_hidden)
         lines = ["| key | value |", "|---|---|"]
         for key, value in flat(self.settings.raw).items():
             lines.append(f"| {key} | {value} |")

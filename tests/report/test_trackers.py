@@ -97,6 +97,23 @@ def test_tensorboard_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> 
     assert "settings/text_summary" in events.Tags()["tensors"]
 
 
+def test_runs_that_share_a_folder_of_tensorboard_keep_their_own_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = {"_target_": "goldfinch.trackers.tensorboard.TensorBoard", "folder": str(tmp_path / "board")}
+    done: dict[str, list[float]] = {}
+    for seed in (0, 1):
+        settings = toy_settings("fedavg", tmp_path / f"seed-{seed}", train={"rounds": 1}, seed=seed)
+        made = run(replace(settings, tracker=tracker))
+        (run_id,) = [entry["run"] for name, entry in made.events if name == "start"]
+        done[run_id] = made.averages()
+    for run_id, averages in done.items():
+        events = EventAccumulator(str(tmp_path / "board" / run_id))
+        events.Reload()
+        assert [event.value for event in events.Scalars("summary/average")] == pytest.approx(averages)
+
+
 def test_mlflow_has_every_row_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: make setup EXTRAS=mlflow")
     in_two_parts(tmp_path / "run", "goldfinch.trackers.mlflow.MLflow")
