@@ -92,7 +92,7 @@ def explain(name: str) -> Explanation:
         if chosen in choices_of(group):
             return _only(_explain_choice(group, chosen), f"{group}.{key}".removesuffix("."))
         return _only(_explain_choice(group, base["choices"].get(group)), name)
-    if name in base:
+    if name in base and name != "choices":
         return _explain_run(base, name)
     return _explain_choice(_group_of(name), name)
 
@@ -233,9 +233,12 @@ def _class_below(hint: Any, value: object, key: str) -> type | None:
     """Return the class of a nested object; ``None`` for a plain value."""
     if not isinstance(value, Mapping):
         return None
+    options = (hint, *get_args(hint))
+    if any(hasattr(option, "from_config") for option in options):
+        return None  # it takes an object of any class, such as a transform
     if "_target_" in value:
         return class_of(value["_target_"], key)
-    for option in (hint, *get_args(hint)):
+    for option in options:
         if inspect.isclass(option) and is_pydantic_dataclass(option):
             return option
     return None

@@ -70,8 +70,16 @@ def test_the_default_is_that_of_a_run(key: str) -> None:
         ("method.temprature", "method.temperature"),
         ("fpl_on_digits", "printed.fpl_on_digits or tuned.fpl_on_digits"),
         ("experiment", "goldfinch list experiment"),
+        ("choices", "choices: no such group, choice or setting"),
     ],
-    ids=["unknown", "of two groups", "misspelt setting", "of two kinds of values", "group without a default"],
+    ids=[
+        "unknown",
+        "of two groups",
+        "misspelt setting",
+        "of two kinds of values",
+        "group without a default",
+        "a record",
+    ],
 )
 def test_a_wrong_name_gets_what_to_write(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
