@@ -10,7 +10,7 @@ from functools import cache
 
 import yaml
 
-from common.choices import choices_of
+from common.choices import CONF, choices_of
 from common.config import class_of
 from common.regular_files import read_small
 from strategies.core.method import Method
@@ -18,9 +18,9 @@ from strategies.core.method import Method
 
 @cache
 def plain_methods() -> dict[str, Method]:
-    """Return each option of ``conf/method/`` with the defaults of its class, by name."""
+    """Return each of Goldfinch's own options of ``conf/method/`` with the defaults of its class, by name."""
     methods: dict[str, Method] = {}
-    for name, path in sorted(choices_of("method").items()):
+    for name, path in sorted(choices_of("method", [CONF]).items()):
         target = yaml.safe_load(read_small(path))["_target_"]
         methods[name] = class_of(target, "method")()
     return methods

@@ -29,6 +29,7 @@ from goldfinch.cli import main
 from goldfinch.commands import sweep as sweep_module
 from goldfinch.commands.running import what_is_kept
 from goldfinch.commands.sweep import plan
+from goldfinch.readings import plain_methods
 from goldfinch.record import RunRecord
 from goldfinch.results.overrides import export_command
 from server.flower.processes import flower_environment
@@ -36,6 +37,8 @@ from server.flower.submit import write_bundle
 from server.run.own_processes import OwnProcesses
 
 TINY = ["train.rounds=1", "train.local_steps=1", "protocol.samples=8", "rounds.test_samples=8", "data.domains=[sketch]"]
+
+JITTER = "torchvision.transforms.v2.ColorJitter"
 
 FAIR = '''
 """A module."""
@@ -197,6 +200,24 @@ def test_its_choices_are_listed_with_the_docstrings_of_their_classes(
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["qfair", "What fairness may cost."] in lines
     assert ["absent"] in lines
+
+
+@pytest.mark.parametrize(
+    "odd", ["_target_: nolib.fair.QFair", "q: 2.0", "_target_: strategies.core.exported.ExportedModel"]
+)
+def test_an_odd_choice_of_ones_own_leaves_goldfinch_s_own_explained(odd: str, folder: Path) -> None:
+    plain_methods.cache_clear()
+    (folder / "method" / "odd.yaml").write_text(f"{odd}\n")
+    assert main(["list", "fpl", "--config-dir", str(folder)]) == 0
+    assert main(["list", "alterations", "--config-dir", str(folder)]) == 0
+
+
+def test_a_choice_with_a_transform_of_any_class_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "_target_: common.data.glyphs.Glyphs\naugmentation:\n  transform:\n"
+    (folder / "data").mkdir()
+    (folder / "data" / "bright.yaml").write_text(f"{text}    _target_: {JITTER}\n    hue: 0.1\n")
+    assert main(["list", "bright", "--config-dir", str(folder)]) == 0
+    assert f"data.augmentation.transform={{_target_:{JITTER},hue:0.1}}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
