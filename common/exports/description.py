@@ -17,7 +17,6 @@ from common.versions import VERSION
 from common.wire.messages import OwnVersion
 
 DESCRIPTION = "model.json"
-NO_LICENCE = "not stated"
 
 
 @checked
@@ -73,7 +72,7 @@ class Description:
     privacy: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     complete: bool = True
-    licence: str = NO_LICENCE
+    licence: str = "not stated"
     files: Mapping[str, Any] = field(default_factory=dict)
     resize: Resize = "squash"
     value_range: tuple[float, ...] = ()

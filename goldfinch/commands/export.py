@@ -13,7 +13,7 @@ from common.choices import folder_options
 from common.config import build, to_config
 from common.data.batches import Split
 from common.errors import ConfigError, DataError, nearest
-from common.exports.description import NO_LICENCE, Description
+from common.exports.description import Description
 from common.exports.model import TrainedModel, kept_part, read_export, without_paths
 from common.metrics import RoundScore, domain_accuracy
 from common.models.mixed import Mixed
@@ -46,7 +46,7 @@ def export(
     chosen: str | None = None,
     client: str | None = None,
     shared: Path | None = None,
-    licence: str = NO_LICENCE,
+    licence: str | None = None,
     data: Sequence[str] = (),
     overwrite: bool = False,
     opset: int | None = None,
@@ -57,10 +57,10 @@ def export(
         source: a run's folder, or a node's state-dir if ``shared`` is given.
         to: the folder to write.
         formats: further formats besides safetensors.
-        chosen: the round, ``best`` or ``last``; by default ``best`` if the run has one.
+        chosen: the round, ``best`` or ``last``; by default ``best`` if the run has one. Not with ``shared``.
         client: the client, for a client's own model; :data:`SHARED` for what clients share.
         shared: an exported model of the part that clients share.
-        licence: the licence of the model.
+        licence: the licence of the model; ``None`` keeps that of ``shared``.
         data: settings of a data set on which files are compared.
         overwrite: replace an exported model in ``to``.
         opset: of the ONNX file; ``None`` is the earliest that can be written.
@@ -70,15 +70,10 @@ def export(
     """
     wanted = chosen_formats(formats)
     check_opset(opset, wanted)
-    if shared is not None:
-        content = _of_device(source, shared, client, data)
-    else:
-        if chosen is None:
-            chosen = "last"
-            if RunModel(RunRecord(source)).has_best:
-                chosen = "best"
-        content = _of_run(RunModel(RunRecord(source), chosen), client, data)
-    description = replace(content.description, licence=licence)
+    content = _content(source, shared, chosen, client, data)
+    description = content.description
+    if licence is not None:
+        description = replace(description, licence=licence)
     if not description.complete and len(wanted) > 1:
         raise ConfigError(f"clients of {description.method} keep a part of the net: other formats are made on devices")
     content = replace(content, description=description)
@@ -98,6 +93,21 @@ def export(
         words = shell_line(["--shared", to.name])
         print(f"next, on each device: goldfinch export STATE {words} --to DIR (docs/deploy.md)")
     return description
+
+
+def _content(source: Path, shared: Path | None, chosen: str | None, client: str | None, data: Sequence[str]) -> Content:
+    """Return the model of a device if ``shared`` is given, or else of a run."""
+    if shared is not None:
+        if chosen is not None:
+            raise ConfigError(
+                f"--round {chosen}: the round is that of {shared}, which the server exported; leave it out"
+            )
+        return _of_device(source, shared, client, data)
+    if chosen is None:
+        chosen = "last"
+        if RunModel(RunRecord(source)).has_best:
+            chosen = "best"
+    return _of_run(RunModel(RunRecord(source), chosen), client, data)
 
 
 def _kind(content: Content) -> str:

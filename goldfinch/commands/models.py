@@ -34,7 +34,7 @@ def export_run(
     shared: Annotated[
         Path | None, option("--shared", text="On a device: what the server exported of the run.", metavar="DIR")
     ] = None,
-    licence: Annotated[str, option("--licence", text="Under which the model may be used.")] = "not stated",
+    licence: Annotated[str | None, option("--licence", text="Under which the model may be used.")] = None,
     overwrite: Annotated[bool, option("--overwrite", text="Replace an exported model that DIR holds.")] = False,
 ) -> None:
     """Write a trained model into a folder of its own.

@@ -430,6 +430,18 @@ def test_a_device_exports_the_model_that_fdse_scored_or_says_that_it_cannot(scor
     assert noted == (scored == "mixture")
 
 
+def test_a_device_keeps_the_licence_and_the_round_that_the_server_exported(
+    apart: Callable[[str], Apart], tmp_path: Path
+) -> None:
+    found = apart("fedrep")
+    export(found.run, tmp_path / "shared", licence="CC-BY-4.0")
+    of_device = {"shared": tmp_path / "shared", "client": "dark-0"}
+    assert export(found.devices, tmp_path / "mine", **of_device).licence == "CC-BY-4.0"
+    assert export(found.devices, tmp_path / "other", **of_device, licence="MIT").licence == "MIT"
+    with pytest.raises(ConfigError, match=r"--round 1: the round is that of .*shared, which"):
+        export(found.devices, tmp_path / "first", **of_device, chosen="1")
+
+
 @needs_onnx
 def test_a_part_of_a_net_is_no_graph(apart: Callable[[str], Apart], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="made on devices"):
