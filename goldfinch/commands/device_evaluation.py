@@ -10,13 +10,14 @@ from common.exports.description import Description
 from common.exports.model import read_export
 from common.metrics import METRICS
 from common.models.pretrained import WEIGHTS
-from common.overrides import quoted_override
+from common.overrides import parse_overrides, quoted_override
 from common.regular_files import file_sha256
 from common.scores import recorded_values
 from common.settings import settings_of
 from goldfinch.commands.evaluate import check_preparation, preparation_of, warn_of_reading
 from goldfinch.commands.running import run
 from goldfinch.record import RunRecord
+from goldfinch.results.groups import notes_on_bins
 from goldfinch.results.overrides import override
 from goldfinch.results.sheets import Sheet, number_text
 
@@ -78,10 +79,10 @@ def evaluation_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
             f"{folder} holds what clients of {description.method} share, and each keeps the rest: export the model of "
             "one client with --client, or evaluate on a device (docs/use-the-model.md)"
         )
-    for item in overrides:
-        group = item.partition("=")[0].partition(".")[0]
-        if group in ("method", "model", "privacy") or item.startswith("train.rounds="):
-            raise ConfigError(f"{item}: the model in {folder} is evaluated as it is; leave the setting out")
+    for item in parse_overrides(overrides):
+        group = item.key.partition(".")[0]
+        if group in ("method", "model", "privacy") or item.key in ("train.rounds", "rounds.test"):
+            raise ConfigError(f"{item.text}: the model in {folder} is evaluated as it is; leave the setting out")
     chosen = [item for item in overrides if item.startswith("data=")]
     prepared = _of_data(description, compose_config(chosen)["data"])
     check_preparation(compose_config([*prepared, *overrides])["data"], description)
@@ -129,4 +130,7 @@ def show_scores(run: RunRecord) -> None:
         rows.append(cells)
     title = f"{run.folder}: test images of each client, %"
     Sheet(title, ["domain", "clients", "images", *METRICS.values(), *heads], rows).show()
+    for name in further:
+        for note in notes_on_bins([run.by_metric(name)]):
+            print(note)
     print(f"records: {run.folder}; goldfinch table and report show them")

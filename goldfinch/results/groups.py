@@ -137,12 +137,7 @@ class ScoreTable:
     def notes(self) -> list[str]:
         """Return the notes of the table, one sentence each: those on its rows, on partitions, and on repeated runs."""
         notes = notes_on(self.rows)
-        resolution = max(run.resolution for run in self.runs)
-        if resolution:
-            label = self.rows[0].measure_of("average").label
-            notes.append(
-                f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."
-            )
+        notes += notes_on_bins(self.runs)
         notes += self._reply_notes()
         labels = [row.label for row in self.rows if row.partition_follows_seed]
         if len(labels) == len(self.rows):
@@ -279,6 +274,15 @@ def bounds_of(rows: Sequence[ScoreRow[RunRecord]]) -> dict[str, str]:
         if row.bound:
             bounds[row.label] = row.bound
     return bounds
+
+
+def notes_on_bins(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the note below scores by a binned metric: how far they may be off; none by another metric."""
+    resolution = max(run.resolution for run in runs)
+    if not resolution:
+        return []
+    label = runs[0].measure.label
+    return [f"{label} is binned: after the last round it differs from the exact one by at most {resolution:.2f}."]
 
 
 def joined_note(row: ScoreRow[RunRecord]) -> list[str]:

@@ -72,9 +72,22 @@ def test_the_run_and_its_evaluation_have_the_same_scores(
     assert "or add --output DIR to do it as a new run" in capsys.readouterr().err
 
 
+def test_a_binned_metric_says_how_far_it_may_be_off(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data=support.toy.Toy", "train.device=cpu", "engine=inline", "rounds.scores=true"]
+    assert main(["evaluate", str(exported), *words, "--output", str(tmp_path / "run")]) == 0
+    note = "AUROC is binned: after the last round it differs from the exact one by at most"
+    assert note in capsys.readouterr().out
+    assert main(["table", str(tmp_path / "run"), "--metric", "auroc"]) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+
+
 MISTAKES = {
     "another method": (["engine=inline", "method=fedavg"], "method=fedavg: the model in"),
     "rounds": (["engine=inline", "train.rounds=3"], "is evaluated as it is"),
+    "rounds, in short": (["engine=inline", "rounds=3"], "train.rounds=3: the model in"),
+    "no test": (["engine=inline", "rounds.test=false", "protocol.validation=0.2"], "rounds.test=false: the model in"),
     "other classes": (["engine=inline", "data=office_caltech"], "choose data with the model's classes"),
     "a split": (["engine=inline", "--split", "train"], "leave --split out"),
     "an engine that does not exist": (["engine=cloud", "data=support.toy.Toy"], "engine=cloud: no such choice"),
