@@ -161,9 +161,8 @@ def check_trusted(content: Mapping[str, Any], path: Path) -> None:
                 key = "engine.device"
             raise ConfigError(
                 f"{path}: {key}={shown} is not one of Goldfinch's own, and a class that only a folder names is not "
-                f"imported. If it is yours, use --config-dir with the folder that names it, or declare it as an entry "
-                f"point of its package, see docs/add-a-method.md; goldfinch resume {path.parent} {key}={shown} takes "
-                "it, too"
+                "imported. If it is yours, use --config-dir with the folder that names it, or declare it as an entry "
+                "point of its package, see docs/add-a-method.md"
             )
 
 

@@ -321,9 +321,9 @@ def start_from(model: Model, folder: Path, classes: Sequence[str]) -> None:
             continue  # a part that each client keeps
         if name not in state or name not in weights or weights[name].shape != state[name].shape:
             raise ModelError(
-                f"model.pretrained={folder} is of another network: {name} differs; choose the model and the image "
-                f"size that its model.json names; if its method ({description.get('method')}) changed the layers, as "
-                "fdse does, none fits"
+                f"model.pretrained={folder} is of another network: {name} differs; choose the model that its "
+                f"model.json names, for a transformer also the image size; if its method ({description.get('method')}) "
+                "changed the layers, as fdse does, none fits"
             )
         taken[name] = weights[name]
     check_finite(taken, f"model.pretrained={folder}")

@@ -104,7 +104,9 @@ def test_a_class_that_only_a_folder_names_is_not_imported(
     changed(folder, lambda content: content["method"].update(_target_=target))
     needed = reader in BUILDERS
     assert main(words_for(reader, folder)) == needed
-    assert (f"goldfinch resume {folder} method._target_={target}" in capsys.readouterr().err) == needed
+    error = capsys.readouterr().err
+    assert (f"method._target_={target} is not one of Goldfinch's own" in error) == needed
+    assert error.endswith("entry point of its package, see docs/add-a-method.md\n") == needed, "it fits every reader"
     assert not stranger.exists()
 
 
