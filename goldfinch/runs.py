@@ -121,10 +121,21 @@ class Run:
 
     @property
     def _final(self) -> Mapping[str, Any]:
-        rules = self.records.rules
-        if "final" not in rules:
+        self._check_scored()
+        return self.records.rules["final"]
+
+    def _check_scored(self) -> None:
+        """Check that the run has a score.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if not self.settings["rounds"].get("test", True):
+            raise ConfigError(
+                f"{self.folder} scores no test images: rounds.test=false; summary['validation'] has its best round"
+            )
+        if "final" not in self.records.rules:
             raise ConfigError(f"{self.folder} has no score yet; its state is: {self.records.status}")
-        return rules["final"]
 
     # ---- records as DataFrames -------------------------------------------------------------------------------------
 
@@ -172,7 +183,7 @@ class Run:
         """
         from goldfinch.results.sheets import pandas_library
 
-        number, totals = self._scored_round(round_number), self._class_totals(round_number)
+        totals, number = self._class_totals(round_number), self._scored_round(round_number)
         if domain not in totals:
             rounds = [str(scored) for scored, name in self.records.class_totals if name == domain]
             raise ConfigError(
@@ -191,10 +202,10 @@ class Run:
         return table
 
     def _scored_round(self, round_number: int | None) -> int:
-        """Return the round, or for ``None`` the last that was scored; -1 if none was."""
+        """Return the round, or for ``None`` the last that was scored."""
         if round_number is not None:
             return round_number
-        return max([score.round for score in self.records.round_scores], default=-1)
+        return max(score.round for score in self.records.round_scores)
 
     def _class_totals(self, round_number: int | None) -> dict[str, ClassTotals]:
         """Return the images by class of a round by domain; only of domains that it scored by all clients.
@@ -205,6 +216,7 @@ class Run:
         Raises:
             ConfigError: the round has no confusion counts.
         """
+        self._check_scored()
         chosen = self._scored_round(round_number)
         partial: set[str] = set()
         for score in self.records.round_scores:

@@ -166,6 +166,16 @@ def test_confusion_counts_are_those_of_the_score(fpl: gf.Run) -> None:
         fpl.confusion("sketch", 9)
 
 
+def test_a_run_without_scores_says_why(tmp_path: Path) -> None:
+    chosen = {**SMALL, "rounds.test": False, "protocol.validation": 0.2, "data.domains": ["sketch"]}
+    run = gf.run(method="fedavg", rounds=1, output=tmp_path / "run", quiet=True, settings=chosen)
+    asked: list[Callable[[], object]] = [lambda: run.average, run.metrics, run.recall, lambda: run.confusion("sketch")]
+    for ask in asked:
+        with pytest.raises(ConfigError, match=r"scores no test images: rounds\.test=false; summary\['validation'\]"):
+            ask()
+    assert run.summary["validation"]["round"] in (0, 1)
+
+
 @pytest.mark.long
 def test_a_run_draws_its_accuracies_and_writes_its_report(fpl: gf.Run, tmp_path: Path) -> None:
     labels = [str(line.get_label()) for line in fpl.plot().axes[0].get_lines()]
