@@ -63,7 +63,7 @@ class RunModel:
             ConfigError: ``best`` was chosen, but the run keeps no best round; or the choice is not valid.
         """
         kept = Checkpoints(self.folder / "checkpoint")
-        if self.chosen.isdigit():
+        if self.chosen.isascii() and self.chosen.isdecimal():
             return kept.at(int(self.chosen))
         if self.chosen not in ("best", "last"):
             raise ConfigError(f"round {self.chosen!r}: choose best, last or a round's number")

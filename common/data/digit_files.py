@@ -182,7 +182,7 @@ def _parse(text: str, path: Path) -> tuple[list[str], np.ndarray]:
         words = line.split()
         if not words:
             continue
-        if len(words) != 2 or not words[1].isdigit():
+        if len(words) != 2 or not words[1].isdecimal():
             raise DataError(
                 f"{path}, line {number}: expected 'file label' with a space between them, paths with / and no blanks, "
                 f"got {line!r}"

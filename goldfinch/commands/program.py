@@ -245,7 +245,7 @@ def seeds_of(texts: Sequence[str] | None) -> tuple[int, ...]:
     """
     items = items_of(texts)
     text = ",".join(items)
-    if not all(item.isdecimal() for item in items):
+    if not all(item.isascii() and item.isdecimal() for item in items):
         raise ConfigError(f"--seeds {text}: expected whole numbers with commas between them, such as --seeds 0,1,2")
     seeds = tuple(int(item) for item in items)
     if len(set(seeds)) < len(seeds):

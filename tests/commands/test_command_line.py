@@ -155,6 +155,7 @@ def test_the_version_names_flower_s_too(capsys: pytest.CaptureFixture[str]) -> N
         (["demo", "method=fpl"], 1, "write --methods A,B"),
         (["reproduce", "fpl_office", "--scale", "smal"], 1, "did you mean 'small'"),
         (["reproduce", "fpl_office", "--seeds", "a"], 1, "--seeds a: expected whole numbers"),
+        (["reproduce", "fpl_office", "--seeds", "٢"], 1, "--seeds ٢: expected whole numbers"),
         (["devices", "certificates", "FOLDER", "host=a"], 1, "write --host a"),
         (["table", "x", "--rule", "finla"], 1, "did you mean 'final'"),
         (["list", "methods"], 1, "did you mean method"),

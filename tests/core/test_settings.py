@@ -44,6 +44,7 @@ MISTAKES = {
     "infinite rate": (["train.learning_rate=inf"], "finite"),
     "momentum of one": (["train.momentum=1"], "train.momentum=1: must be less than 1"),
     "another planet's device": (["train.device=tpu"], "device must be auto"),
+    "a device that is no number": (["train.device='cuda:²'"], "device must be auto"),
     "more than all": (["rounds.quorum=1.1"], "rounds.quorum=1.1: must be less than or equal to 1"),
     "negative seed": (["seed=-1"], "^seed=-1: must be greater than or equal to 0"),
     "a long seed": (["seed=18446744073709551616"], "^seed=18446744073709551616: must be less than 9223372036854775808"),

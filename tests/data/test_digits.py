@@ -186,6 +186,13 @@ def test_an_archive_that_lacks_an_image_is_named(tmp_path: Path, own_cache: Path
     assert not list(own_cache.iterdir())
 
 
+def test_a_label_that_is_no_number_is_named(tmp_path: Path) -> None:
+    odd = {"mnist_m/mnist_m_test_labels.txt": "00000000.png ²".encode()}
+    write_all(tmp_path / "MNIST-M", mnist_m_files() | odd)
+    with pytest.raises(DataError, match="line 1: expected 'file label'"):
+        digits(tmp_path, "mnist_m").load("mnist_m")
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     write_all(tmp_path, {"USPS/usps.bz2": b"rubbish"})
     with pytest.raises(DataError, match=r"usps\.bz2 is damaged"):

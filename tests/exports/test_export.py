@@ -353,7 +353,7 @@ def test_the_best_round_is_taken_where_the_run_kept_it(tmp_path: Path) -> None:
     assert torch.equal(taken.head.weight, first.model().head.weight)
     assert not torch.equal(taken.head.weight, newest.head.weight)
     assert export(place, tmp_path / "last", chosen="last").round == 2
-    for wrong, message in (("7", "which has 1, 2"), ("newest", "best, last or")):
+    for wrong, message in (("7", "which has 1, 2"), *((word, "best, last or") for word in ("newest", "²", "٢"))):
         with pytest.raises((CheckpointError, ConfigError), match=message):
             export(place, tmp_path / "model", chosen=wrong)
     assert not (tmp_path / "model").exists()
