@@ -41,9 +41,12 @@ def evaluate_on_devices(
         quiet: show no progress.
 
     Raises:
-        ConfigError: a setting chooses another model or method, or the data have other classes than the model.
+        ConfigError: a setting chooses another model or method, the data have other classes than the model, or
+            ``output`` is named as a file.
         CheckpointError: a file of the model is missing or changed.
     """
+    if output is not None and output.suffix.lower() in (".json", ".csv"):
+        raise ConfigError(f"--output {output}: with engine=... it is a folder; name one without {output.suffix}")
     given = evaluation_overrides(folder, overrides)
     given.append(quoted_override("output", output or Path("outputs", "evaluate", folder.absolute().name)))
     settings = settings_of(compose_config(given, own=overrides))

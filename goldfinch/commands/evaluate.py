@@ -64,8 +64,8 @@ def measures(probabilities: Tensor, labels: Tensor) -> dict[str, float | None]:
     }
 
 
-def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tensor, dict[str, Domain]]:
-    """Return the model's class of each label, and the domains of a data set in the model's image size.
+def domains_of(overrides: Sequence[str], description: Description) -> tuple[DataSource, dict[str, Domain]]:
+    """Return a data set whose classes the model knows, and its domains in the model's image size.
 
     Args:
         overrides: settings of ``data``.
@@ -89,9 +89,8 @@ def domains_of(overrides: Sequence[str], description: Description) -> tuple[Tens
                 f"the model knows no class {name!r} of {source.name}; {nearest(name, description.classes)}"
             )
     warn_of_reading(source, description)
-    classes = torch.tensor([description.classes.index(name) for name in source.class_names])
     source.forget()  # files may have changed since they were read by this process
-    return classes, {name: source.load(name) for name in source.domains}
+    return source, {name: source.load(name) for name in source.domains}
 
 
 def preparation_of(description: Description, node: Mapping[str, Any]) -> list[str]:
@@ -167,7 +166,8 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     if output is not None and output.suffix.lower() != ".json":
         raise ConfigError(f"--output {output}: scores are written as JSON: name a .json file")
     model = load_model(folder)
-    classes, domains = domains_of(overrides, model.description)
+    source, domains = domains_of(overrides, model.description)
+    classes = torch.tensor([model.classes.index(name) for name in source.class_names])
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
     scores: dict[str, dict[str, Any]] = {}
@@ -183,6 +183,7 @@ def evaluate(folder: Path, overrides: Sequence[str], part: Part = "test", output
     correct = 100 * confusion.diagonal()
     results = {
         "model": str(folder),
+        "data": source.name,
         "part": part,
         "domains": scores,
         TOGETHER: measures(every, truth),
@@ -221,7 +222,10 @@ def _show(results: Mapping[str, Any], names: Sequence[str]) -> None:
             digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits
             cells.append(number_text(row[key], digits))
         rows.append(cells)
-    title = f"{results['model']}: {results['part']} images, %; Brier score from 0 to 2, log loss in nats"
+    title = (
+        f"{results['model']} on {results['data']}: {results['part']} images, %; Brier score from 0 to 2, log loss in "
+    )
+    title += "nats"
     Sheet(title, ["domain", "images", *SHOWN.values()], rows).show()
     rows = []
     for name, counts in zip(names, results["confusion"], strict=True):

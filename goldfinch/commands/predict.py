@@ -35,7 +35,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
         ConfigError: there are no images, or the output is of another kind.
         CheckpointError: the model is damaged.
     """
-    if output is not None and output.suffix not in (".csv", ".json"):
+    if output is not None and output.suffix.lower() not in (".csv", ".json"):
         raise ConfigError(f"--output {output}: name a .csv or a .json file")
     model, files = load_model(folder), _files(places)
     rows: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def predict(folder: Path, places: Sequence[Path], output: Path | None = None) ->
         print(f"... and {len(rows) - MAX_SHOWN} more{advice}")
     if output is not None:
         text = _csv(rows)
-        if output.suffix == ".json":
+        if output.suffix.lower() == ".json":
             text = json.dumps(rows, indent=2) + "\n"
         with writing(output, "another place"):
             write_text(output, text)

@@ -103,6 +103,16 @@ def test_a_mistake_is_an_error(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_of_records_has_no_suffix_of_a_file(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "scores.JSON"
+    words = ["engine=inline", "data=support.toy.Toy", "train.device=cpu", "--output", str(place)]
+    assert main(["evaluate", str(exported), *words]) == 1
+    assert f"--output {place}: with engine=... it is a folder; name one without .JSON" in capsys.readouterr().err
+    assert not place.exists()
+
+
 def test_the_part_that_clients_share_is_no_model(
     apart: Callable[[str], Apart], capsys: pytest.CaptureFixture[str]
 ) -> None:

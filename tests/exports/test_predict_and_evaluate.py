@@ -104,7 +104,7 @@ def test_names_of_strangers_are_escaped_in_tables_and_on_the_screen(
 
 
 def test_predictions_go_to_json_with_all_probabilities(exported: Path, picture: Path, tmp_path: Path) -> None:
-    output = tmp_path / "predictions.json"
+    output = tmp_path / "predictions.JSON"
     assert main(["evaluate", str(exported), str(picture), str(picture), "--output", str(output)]) == 0
     (row,) = json.loads(output.read_text())  # named twice, predicted once
     assert set(row["probabilities"]) == set(NAMES)
@@ -220,12 +220,16 @@ def test_calibration_error_is_the_mean_gap_by_bins() -> None:
     assert found["calibration_error"] == pytest.approx(100 * expected)
 
 
-def test_a_domain_scores_as_in_the_run(trained: RunRecord, exported: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_domain_scores_as_in_the_run(
+    trained: RunRecord, exported: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["data=folder", f"data.root='{pictures}'", "--output", str(tmp_path / "predictions.json")]
     assert main(["evaluate", str(exported), *words]) == 0
     found = json.loads((tmp_path / "predictions.json").read_text())
     assert {name: row["accuracy"] for name, row in found["domains"].items()} == trained.summary["accuracy"]
     assert all(row["trained_on"] for row in found["domains"].values())
+    assert found["data"] == "folder"
+    assert f"{exported} on folder: test images" in capsys.readouterr().out, "a data set by default is named, too"
     assert found["together"]["count"] == sum(map(sum, found["confusion"])) == 48
     counts = np.array(found["confusion"])
     assert found["recall"]["lower left"] == pytest.approx(100 * counts[2, 2] / counts[2].sum())
