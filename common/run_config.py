@@ -28,7 +28,10 @@ NOT_THE_RESULT = (
     *(*LOCATION_KEYS, "engine", "train.device", "train.capture"),
     *("rounds.deadline", "rounds.registration", "rounds.failures", "rounds.checkpoints", "rounds.memory"),
 )
-"""Settings, and groups of them, that do not change a run's results."""
+"""Settings, and groups of them, that do not change a run's results; ``data.root`` does if the images are one's own."""
+
+OWN_IMAGES = ("common.data.folder.Folder", "common.data.table.Table")
+"""Classes of the user's own images, of which another ``data.root`` holds others."""
 
 CLASS_NAMES = "class_names"
 """Entry of ``config.yaml`` for its readers: the classes by label, which the folders had when the run began."""
@@ -39,8 +42,8 @@ MAX_CONFIG_LENGTH = 100_000
 SCORING_SETTINGS = ("rounds.last_rounds", "rounds.evaluate_every", "rounds.test_samples", "rounds.test")
 """Settings that change which scores a run has, but not its state."""
 
-NOT_THE_IDENTITY = ("train.rounds", "train.patience", *SCORING_SETTINGS)
-"""Settings that change a run's results, but not its state after a round; a run's identity is without them."""
+NOT_THE_IDENTITY = ("data.root", "train.rounds", "train.patience", *SCORING_SETTINGS)
+"""Settings that a run's identity is without: its state after a round is the same, or each device has its own."""
 
 CHANGEABLE_ON_RESUME = ("train.rounds", "train.patience", "rounds.last_rounds")
 """Settings that change the result, with which a run may be resumed otherwise than it began.
@@ -262,4 +265,8 @@ def contradictions(
 
 def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
-    return flat(raw, (*NOT_THE_RESULT, *without))
+    settings = flat(raw, (*NOT_THE_RESULT, *without))
+    data = raw.get("data") or {}
+    if data.get("_target_") in OWN_IMAGES and "data.root" not in without:
+        settings["data.root"] = data.get("root")
+    return settings

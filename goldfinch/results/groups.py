@@ -49,7 +49,10 @@ MAX_LEFT_OUT = 5
 MAX_CLIENTS = 3
 """Clients that the note below a table names, of those in a row that count for fewer samples."""
 
-TABLE_SETTINGS = ("data.image_size", "data.domains", "data.duplicates", "rounds.test_samples", "rounds.test")
+TABLE_SETTINGS = (
+    *("data.root", "data.image_size", "data.domains", "data.duplicates"),
+    *("rounds.test_samples", "rounds.test"),
+)
 """Settings that decide which images are scored."""
 
 SHOWN_IN_MARKS = ("train.rounds", "attack._target_", "attack.clients")
@@ -342,8 +345,6 @@ def _settings_of_table(run: RunRecord) -> dict[str, Any]:
     for key in TABLE_SETTINGS:
         if run.options.get(key) is not None:
             settings[key] = run.options[key]
-    if run.names[0] == "folder":  # the user's own images: another folder holds other images
-        settings["data.root"] = dict(run.config.get("data") or {}).get("root")
     return settings
 
 

@@ -213,7 +213,7 @@ def _check_settings(settings: RunSettings, checkpoint: Checkpoint) -> None:
         parts.append(f"method={settings.method.name}, which was {checkpoint.method}")
     if checkpoint.seed != settings.seed:
         parts.append(f"seed={settings.seed}, which was {checkpoint.seed}")
-    parts += changed_settings(settings, without=("method", "seed"))  # of which the checkpoint's own record is told
+    parts += changed_settings(settings, without=("method", "seed", "data.root"))  # told above; images may have moved
     if not parts and checkpoint.identity == settings.identity:
         return
     differ = some_of(parts, MAX_NAMED) or "they differ from config.yaml, which was changed or is of another version"

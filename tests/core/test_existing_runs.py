@@ -14,11 +14,14 @@ import pytest
 from support.runs import run
 from support.toy import toy_settings
 
+from common.data.folder import Folder
+from common.data.table import Table
 from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
+from common.run_config import yaml_of
 from common.settings import RunSettings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
-from server.run.existing import Step, _is_long_enough, decide
+from server.run.existing import Step, _is_long_enough, _other_settings, decide
 
 REFUSED = "refused"
 START, GO_ON, NOTHING, KEEP = Step.START, Step.GO_ON, Step.NOTHING, Step.KEEP
@@ -223,6 +226,19 @@ def test_the_reason_names_files_and_settings(kinds: dict[str, Path], tmp_path: P
     changed = decide(settings(folder), study=True)
     assert changed.reason == "it is of other code, which differs in common/data/batches.py"
     assert changed.finished, "its scores are those of the settings, and a table says that its code is another"
+
+
+@pytest.mark.parametrize("make", [Folder, Table])
+def test_a_study_keeps_a_run_on_other_images_of_one_s_own(make: Any, tmp_path: Path) -> None:
+    """A folder's name alone says which images are in it."""
+    data = make(domains=("a", "b"), classes=("x", "y"), root=str(tmp_path / "images"))
+    first = settings(tmp_path / "run", data=data)
+    first.output_folder.mkdir()
+    (first.output_folder / "config.yaml").write_text(yaml_of(first.raw))
+    moved = settings(tmp_path / "run", data=replace(data, root=str(tmp_path / "others")))
+    assert _other_settings(first) == ""
+    assert f"data.root={tmp_path}/others, which was {tmp_path}/images" in _other_settings(moved)
+    assert first.identity == moved.identity, "each device has a root of its own"
 
 
 def test_a_run_without_a_score_is_done_again_and_is_in_the_table_until_then(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from support.runs import run
 from support.scored import all_groups, scored_run
 from support.toy import toy_settings
 
+from common.data.folder import Folder
 from goldfinch.commands.figure import named_groups
 from goldfinch.record import RunRecord, find_runs
 from goldfinch.results.frames import score_sheet
@@ -156,3 +157,17 @@ def test_a_partition_that_follows_the_seed_is_one_row(
         settings = {"protocol.partition_seed": partition}
         runs.append(scored_run(50.0 + len(runs), seed=seed, settings=settings))
     assert sorted(group.seeds for group in all_groups(runs)) == rows
+
+
+def test_runs_on_other_images_of_one_s_own_share_no_table(tmp_path: Path) -> None:
+    """Whatever the file in conf/data/ is called."""
+    runs: list[RunRecord] = []
+    for seed, root in enumerate(("images", "images", "others")):
+        data = Folder(domains=("a", "b"), classes=("x", "y"), root=str(tmp_path / root))
+        run = scored_run(50.0 + seed, seed=seed)
+        del vars(run)["options"]
+        vars(run)["config"] = toy_settings("fedavg", tmp_path, data=data).raw
+        runs.append(run)
+    tables = group_runs(runs)
+    assert [len(table.rows[0].runs) for table in tables] == [2, 1]
+    assert [str(tmp_path / root) in table.title for table, root in zip(tables, ("images", "others"), strict=True)]

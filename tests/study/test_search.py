@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from PIL import Image
 
 from common.choices import CONF
 from common.composition import compose_config
@@ -265,6 +267,23 @@ def test_the_chosen_trial_is_the_best_by_its_last_round_and_the_earliest(
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_study_of_other_images_of_one_s_own_is_not_continued(tmp_path: Path) -> None:
+    for domain in ("a", "b"):
+        for name in ("x", "y"):
+            folder = tmp_path / "images" / domain / name
+            folder.mkdir(parents=True)
+            for number in range(40):
+                Image.new("RGB", (16, 16), (number, ord(name), ord(domain))).save(folder / f"{number}.png")
+    shutil.copytree(tmp_path / "images", tmp_path / "others")
+    words = ["data=folder", "data.domains=[a,b]", "data.classes=[x,y]"]
+    study, other = (
+        study_of(tmp_path, "fedavg", *words, f"data.root={tmp_path / root}") for root in ("images", "others")
+    )
+    opened(study)
+    with pytest.raises(ConfigError, match=r"with other settings \(data.root\)"):
+        opened(other)
 
 
 def test_a_damaged_journal_is_named(pretended: Pretended, tmp_path: Path) -> None:
