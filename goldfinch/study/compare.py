@@ -20,7 +20,7 @@ from common.errors import ConfigError, EngineError, some_of, writing
 from common.run_config import attack_text, result_settings
 from common.storage import write_text
 from common.text import counted, quantity, shell_line
-from common.versions import code_sha256
+from common.versions import code_sha256, combined_hash
 from goldfinch.kept import free_folder, two_commands
 from goldfinch.record import RunRecord
 from goldfinch.results.rows import differences_note, setting_differences
@@ -401,7 +401,20 @@ def _line(study: TuningStudy, values: dict[str, float], seed: int, run: RunRecor
         run.processor,
         "yes" if run.at_chance else "",
         run.validation_images,
+        _images_of(run),
     )
+
+
+def _images_of(run: RunRecord) -> str:
+    """Return the hashes of which training samples all clients of a run have, and of their pixels; empty if unknown."""
+    if not run.client_images:
+        return ""
+    samples: dict[str, str] = {}
+    pixels: dict[str, str] = {}
+    for (client, which), images in run.client_images.items():
+        samples[client] = which
+        pixels[client] = images
+    return f"{combined_hash(samples)} {combined_hash(pixels)}"
 
 
 def board_of(study: TuningStudy) -> str:

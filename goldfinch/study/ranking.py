@@ -46,6 +46,7 @@ class StudyRun:
         processor: the kind of processor of a final run.
         at_chance: ``yes`` if a final run is not clearly better than one class for every image.
         validation_images: the validation samples of all clients of a final run.
+        images: the hashes of which training samples the clients of a final run have, and of their pixels.
     """
 
     board: str
@@ -68,6 +69,7 @@ class StudyRun:
     processor: str = ""
     at_chance: str = ""
     validation_images: int = 0
+    images: str = ""
 
 
 def runs_csv(runs: Sequence[StudyRun]) -> str:
@@ -78,7 +80,7 @@ def runs_csv(runs: Sequence[StudyRun]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [each.name for each in fields(StudyRun)]
-    for name in ("bound", "processor", "at_chance", "validation_images"):
+    for name in ("bound", "processor", "at_chance", "validation_images", "images"):
         if not any(getattr(run, name) for run in runs):
             names.remove(name)
     writer.writerow(names)
@@ -268,6 +270,11 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
         "worst": statistics.fmean([min(values) for values in by_seed.values()]),
         "missing": {},
     }
+    images: dict[tuple[str, str], str] = {}
+    for run in runs:
+        samples, _, pixels = run.images.partition(" ")
+        if pixels not in images.get(("", samples), ""):
+            images["", samples] = f"{images.get(('', samples), '')} {pixels}"
     states = [run.state_sha256 for run in sorted(runs, key=lambda run: (run.case, run.number))]
     return KnownRun(
         number,
@@ -278,6 +285,7 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
         state_sha256=" ".join(states) if all(states) else None,
         at_chance=all(run.at_chance for run in runs),
         rounds_done=runs[0].rounds,
+        client_images=images,
         traffic=round(statistics.fmean([run.bytes for run in runs])),
     )
 

@@ -24,7 +24,7 @@ import goldfinch as gf
 from common import choices
 from common.errors import ConfigError, EngineError
 from common.settings import load_settings
-from common.versions import code_sha256
+from common.versions import code_sha256, combined_hash
 from goldfinch.cli import main
 from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
@@ -85,6 +85,7 @@ def test_trials_and_final_runs_are_as_the_rules_ask(compared: Path) -> None:
             assert stated.state_sha256 == RunModel(run).checkpoint.state.sha256()
             assert stated.score == run.rules["final"]["average"]
             assert stated.code == run.code_by_package["goldfinch"]
+            assert stated.images.split()[0] == combined_hash(run.facts.splits)
             best = load_settings([f"tuned={place / 'best.yaml'}"])
             assert best.train.learning_rate == stated.values["train.learning_rate"]
             assert run.options["train.learning_rate"] == stated.values["train.learning_rate"]
@@ -284,6 +285,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             processor="AMD EPYC, AVX2",
             at_chance=False,
             validation_images=40,
+            client_images={("a-0", "samples"): "pixels"},
         )
 
     monkeypatch.setattr("goldfinch.study.search.run_here", trial)

@@ -169,6 +169,17 @@ def test_other_processors_are_named() -> None:
     assert "not recorded: fedavg, fpl; AMD EPYC, AVX2: fpl" in found
 
 
+def test_images_that_changed_between_final_runs_are_named() -> None:
+    """Of the same partition; another partition has other images."""
+    runs = runs_of({"fedavg": [[50, 51], [52, 53]], "fpl": [[50, 51], [51, 52]]})
+    whole = [dataclasses.replace(run, images=f"samples-{run.number} before") for run in runs]
+    assert "Images changed" not in ranked_table(rank_methods(whole)[0])
+    assert runs_csv(whole).splitlines()[0].endswith(",images")
+    changed = [*whole[:-1], dataclasses.replace(whole[-1], images="samples-3 after")]
+    note = "the same samples of a client have other pixels in fedavg study 1; fpl study 1."
+    assert note in ranked_table(rank_methods(changed)[0])
+
+
 def test_identical_rows_differ_by_0_and_are_no_test() -> None:
     runs = runs_of({"fedavg": [[50], [53]], "fedprox": [[50], [53]], "moon": [[51], [55]]})
     same = [dataclasses.replace(run, state_sha256=f"{run.number}") for run in runs if run.method != "moon"]

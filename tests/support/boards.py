@@ -55,6 +55,7 @@ def _run_of(line: dict[str, str]) -> StudyRun:
         processor=line.get("processor", ""),
         at_chance=line.get("at_chance", ""),
         validation_images=int(line.get("validation_images", 0)),
+        images=line.get("images", ""),
     )
 
 
