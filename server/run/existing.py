@@ -14,6 +14,7 @@ the same, some code changed             refuse    go on        start           k
 the same run, finished                  refuse    nothing      start           nothing          nothing
 the same, some code changed             refuse    nothing      start           keep, in tables  start
 the same with fewer rounds              refuse    go on        start           go on            start
+the same with more rounds               refuse    refuse       start           keep             start
 a run with other settings               refuse    refuse       start           keep             start
 a run whose records cannot be read      refuse    refuse       start           keep             start
 ======================================  ========  ===========  ==============  ===============  =====================
@@ -148,9 +149,7 @@ def _is_long_enough(settings: RunSettings, facts: Facts | None) -> bool:
     early = facts.early_stop
     if early is not None:
         return bool(early["patience"] == settings.train.patience and early["rounds"] == asked)
-    if settings.scheduled:
-        return done == asked
-    return done >= asked
+    return done == asked
 
 
 def _other_settings(settings: RunSettings) -> str:

@@ -96,12 +96,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], tuple[Any, ..
     "finished": ("finished", as_it_is, {}, (REFUSED, NOTHING, START, NOTHING, NOTHING)),
     "finished, other code": ("finished", of_other_code, {}, (REFUSED, NOTHING, START, KEEP, START)),
     "finished, fewer rounds": ("finished", as_it_is, {"train": {"rounds": 3}}, (REFUSED, GO_ON, START, GO_ON, START)),
-    "finished, more rounds": (
-        "finished",
-        as_it_is,
-        {"train": {"rounds": 1}},
-        (REFUSED, REFUSED, START, NOTHING, NOTHING),
-    ),
+    "finished, more rounds": ("finished", as_it_is, {"train": {"rounds": 1}}, (REFUSED, REFUSED, START, KEEP, START)),
     "other settings": ("finished", as_it_is, {"seed": 5}, (REFUSED, REFUSED, START, KEEP, START)),
     "unfinished, other settings": ("unfinished", as_it_is, {"seed": 5}, (REFUSED, REFUSED, START, KEEP, START)),
     "scored otherwise": (
@@ -196,8 +191,7 @@ def test_the_table(
 
 LONG_ENOUGH: dict[str, tuple[dict[str, Any], bool]] = {
     "as many rounds": ({}, True),
-    "more rounds": ({"rounds": 4}, True),
-    "more rounds on a schedule": ({"rounds": 4, "scheduled": True}, False),
+    "more rounds": ({"rounds": 4}, False),
     "fewer rounds": ({"rounds": 2}, False),
     "other scores": ({"scoring": "every second round"}, False),
     "not at its end": ({"end": None}, False),
@@ -211,8 +205,7 @@ LONG_ENOUGH: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize("case", LONG_ENOUGH)
 def test_a_study_takes_a_run_for_finished_if_it_would_end_so_today(case: str) -> None:
     changes, finished = LONG_ENOUGH[case]
-    scheduled = changes.get("scheduled", False)
-    asked: Any = SimpleNamespace(scoring="all", train=SimpleNamespace(rounds=3, patience=1), scheduled=scheduled)
+    asked: Any = SimpleNamespace(scoring="all", train=SimpleNamespace(rounds=3, patience=1))
     facts: Any = SimpleNamespace(**{"scoring": "all", "rounds": 3, "early_stop": None, "end": "finish", **changes})
     assert _is_long_enough(asked, facts) is finished
 
