@@ -170,7 +170,7 @@ def compare(request: CompareRequest, jobs: int = 1, console: Console | None = No
             study_runs += runs
             remarks += [f"{each.study.name}: {problem}." for problem in problems]
     remarks += settings_notes(entrants)
-    tables = rank_methods(study_runs)
+    tables = rank_methods(study_runs, request.rules)
     write_text(request.output / RUNS, runs_csv(study_runs))
     text = page(request, entrants[0], tables, remarks, max((run.validation_images for run in study_runs), default=0))
     write_text(request.output / PAGE, text)

@@ -12,7 +12,7 @@ from typing import Literal
 from goldfinch.results.rows import KnownRun, ScoreRow, notes_on
 from goldfinch.results.sheets import number_text
 from goldfinch.results.statistics import holm, ranks
-from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT
+from goldfinch.study.options import IN_DOMAIN, LEAVE_ONE_OUT, Rules
 from goldfinch.study.rules import BASE, LEFT_OUT
 
 BOUNDS = "bounds, never ranked or tested"
@@ -144,17 +144,18 @@ def marked_name(row: ScoreRow[KnownRun]) -> str:
     return name
 
 
-def rank_methods(runs: Sequence[StudyRun]) -> list[Ranking]:
+def rank_methods(runs: Sequence[StudyRun], rules: Rules | None = None) -> list[Ranking]:
     """Return the tables of one comparison. The tests of all its tables are corrected together.
 
     Args:
         runs: the runs of one board.
+        rules: the studies and final runs that each method was to have; ``None``: the most that one of them has.
     """
     rankings: list[Ranking] = []
     for kind in TITLES:
         chosen = [run for run in runs if (run.case == IN_DOMAIN) == (kind == IN_DOMAIN)]
         if chosen:
-            rankings.append(_ranking(kind, chosen))
+            rankings.append(_ranking(kind, chosen, rules))
     rows: list[ScoreRow[KnownRun]] = []
     for ranking in rankings:
         rows += ranking.rows
@@ -174,11 +175,13 @@ def correct_together(rows: Sequence[ScoreRow[KnownRun]]) -> None:
         row.p = p
 
 
-def _ranking(kind: str, runs: Sequence[StudyRun]) -> Ranking:
+def _ranking(kind: str, runs: Sequence[StudyRun], rules: Rules | None) -> Ranking:
     by_method: dict[str, list[StudyRun]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     expected: dict[tuple[str, int], int] = {}
+    if rules is not None:
+        expected = {(run.case, study): rules.runs for run in runs for study in range(rules.studies)}
     for method_runs in by_method.values():
         for key, count in _final_runs(method_runs).items():
             expected[key] = max(count, expected.get(key, 0))

@@ -313,6 +313,25 @@ def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], 
     assert found.notes[1] in (tmp_path / "compare.md").read_text()
 
 
+def test_a_study_without_final_runs_of_any_method_leaves_all_rows_without_a_rank(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the other study would be the whole comparison, and its deviation would be over final runs."""
+    pretended = compare.final_run
+
+    def final(study: Any, *rest: Any) -> Any:
+        if study.number == 1:
+            raise EngineError("not finite; the last state is kept")
+        return pretended(study, *rest)
+
+    monkeypatch.setattr(compare, "final_run", final)
+    (table,) = compare.compare(request(tmp_path, "fedavg", "moon"), console=QUIET).tables
+    assert [(marked_name(row), row.rank, row.unit) for row in table.rows] == [
+        ("fedavg †", None, "study"), ("moon †", None, "study"),
+    ]  # fmt: skip
+    assert table.rows[0].absent == {"in_domain, study 1": "0 of 2 final runs"}
+
+
 def test_a_comparison_without_a_result_writes_its_trials_and_is_an_error(
     short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
