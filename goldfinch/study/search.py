@@ -26,7 +26,7 @@ from common.composition import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
 from common.overlays import overlay_text
-from common.overrides import quoted_override
+from common.overrides import parse_overrides, quoted_override
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
@@ -477,12 +477,13 @@ def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()
     first = "no score" if state_of(ends[0]) == "failed" else f"{ends[0].value:.2f}{unit}"
+    given = [item.text for item in parse_overrides(entrant.overrides) if item.key not in entrant.space]
     text = (
         f"{quantity(len(ends), 'trial')} ({pruned} ended early) of {quantity(settings.train.rounds, 'round')} "
         f"with seed {study.seed}, by "
         f"validation on {settings.protocol.validation:g} of each client's training samples after the last round: "
         f"{best.value or 0.0:.2f}{unit}, and {first} with the {entrant.start} values. No test set was looked at. "
-        f"Settings: {' '.join(entrant.overrides)}"
+        f"Settings: {' '.join(given)}"
     )
     if entrant.left_out is not None:
         text += f" ({LEFT_OUT}{entrant.left_out})"

@@ -344,6 +344,16 @@ def test_what_a_study_found_is_a_file_that_a_run_takes(pretended: Pretended, tmp
     assert study.folder == tmp_path / "fedprox" / IN_DOMAIN / "study-0"
 
 
+def test_what_a_study_found_does_not_name_the_searched_settings_that_were_given(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    """Who repeats a final run with them would have their values in place of those that were found."""
+    path, _ = written(study_of(tmp_path, "fedprox", "learning_rate=0.02", "epochs=2"))
+    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert "learning_rate" not in "".join(comment)
+    assert "epochs=2" in "".join(comment)
+
+
 @pytest.mark.usefixtures("no_files_needed")
 def test_a_search_begins_with_the_printed_values_and_reports_them(pretended: Pretended, tmp_path: Path) -> None:
     study = study_of(tmp_path, "fedpall", "data=digits", trials=1)
