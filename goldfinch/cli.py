@@ -215,7 +215,7 @@ def _compare(
     rules = Rules(studies, trials, runs, items_of(scores) or Rules.scores, weighting, batch)
     chosen, overwrite = split_overwrite(overrides)
     words = [f"methods={','.join(items_of(methods))}", *chosen, *rules.options]
-    folder = output or default_output("compare", words)
+    folder = output or default_output("compare", sorted(words))
     request = CompareRequest(items_of(methods), tuple(chosen), folder, rules, storage, overwrite)
     if worker:
         take_part(request)

@@ -87,7 +87,7 @@ def compare(
     check_jobs(jobs)
     given, overwrite = split_overwrite(overrides_of(settings, keywords, overrides))
     words = [f"methods={','.join(methods)}", *given, *rules.options]
-    folder = default_output("compare", words) if output is None else named_folder(output)
+    folder = default_output("compare", sorted(words)) if output is None else named_folder(output)
     request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
     with terminable():
         done = study.compare(request, jobs)

@@ -182,7 +182,7 @@ def default_output(command: str, arguments: Sequence[str]) -> Path:
 
     The same arguments give the same folder, so that an interrupted command is resumed; others give another folder.
     """
-    digest = hashlib.sha256(json.dumps(sorted(arguments)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(list(arguments)).encode()).hexdigest()[:8]
     return Path("outputs", f"{command}-{digest}")
 
 
@@ -200,7 +200,7 @@ def check_folder(output: Path, arguments: Sequence[str], *, overwrite: bool = Fa
     except (OSError, ValueError, TypeError):
         return
     before = list(map(str, known.get("arguments", [])))
-    if sorted(before) == sorted(arguments):
+    if before == list(arguments):
         return
     if not overwrite:
         raise ConfigError(

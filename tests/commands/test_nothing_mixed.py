@@ -35,7 +35,8 @@ def job_of(settings: RunSettings) -> Job:
 
 
 def test_folders_without_a_name_are_another_one_for_every_choice() -> None:
-    assert default_output("sweep", TINY) == default_output("sweep", list(reversed(TINY)))
+    assert default_output("sweep", TINY) == default_output("sweep", tuple(TINY))
+    assert default_output("sweep", TINY) != default_output("sweep", list(reversed(TINY))), "it names folders otherwise"
     assert default_output("sweep", TINY) != default_output("sweep", [*TINY, "rounds.test_samples=4"])
     assert default_output("sweep", TINY) != default_output("compare", TINY)
 
@@ -191,9 +192,10 @@ def sweep_folder(folder: Path, words: list[str]) -> Path:
 
 def test_another_sweep_is_neither_mixed_nor_replaced_unasked(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path / "sweep", TINY)
-    check_folder(folder, list(reversed(TINY)))  # the same words
-    with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
-        check_folder(folder, [*TINY, "train.epochs=2"])
+    check_folder(folder, tuple(TINY))
+    for other in ([*TINY, "train.epochs=2"], list(reversed(TINY))):  # whose folders are in the order of its words
+        with pytest.raises(ConfigError, match=r"holds another sweep \(method=fedavg.*overwrite=true"):
+            check_folder(folder, other)
     assert (folder / "old").exists()
     check_folder(folder, [*TINY, "train.epochs=2"], overwrite=True)
     assert not (folder / "old").exists()
