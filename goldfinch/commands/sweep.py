@@ -91,11 +91,14 @@ def plan(arguments: Sequence[str], output: Path, *, overwrite: bool = False) -> 
         overwrite: whether the runs may replace others.
 
     Raises:
-        ConfigError: a key or choice does not exist, or no combination can be run.
+        ConfigError: a key or choice does not exist, one has several values and is given twice, or no combination can be
+            run.
     """
     axes: list[list[Override]] = []
     fixed: list[Override] = []
-    for item in parse_overrides(list(map(all_options, arguments))):
+    given = parse_overrides(list(map(all_options, arguments)))
+    _check_keys(given)
+    for item in given:
         if not item.several:
             fixed.append(item)
         elif item.values:
@@ -123,6 +126,17 @@ def plan(arguments: Sequence[str], output: Path, *, overwrite: bool = False) -> 
     if not jobs:
         raise ConfigError("no run of the sweep is possible:\n  " + "\n  ".join(_reasons(skipped)))
     return _one_a_folder(jobs), skipped
+
+
+def _check_keys(words: Sequence[Override]) -> None:
+    """Refuse a key that is given twice, if it has several values: the later word would count in the former's folders.
+
+    Raises:
+        ConfigError: a key is.
+    """
+    for one, other in itertools.combinations(words, 2):
+        if one.key == other.key and (one.several or other.several):
+            raise ConfigError(f"{one.text} and {other.text}: write all values of {one.key} in one word, {one.key}=A,B")
 
 
 def _one_a_folder(jobs: Sequence[Job]) -> list[Job]:

@@ -508,3 +508,18 @@ def test_a_comma_in_the_output_is_quoted_and_sweeps_nothing(tmp_path: Path, caps
     assert "sweep" not in told
     (quoted,) = shlex.split(told.strip().rpartition("is quoted: ")[2])
     assert compose_config([quoted])["output"] == f"{tmp_path}/a,b"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["seed=0,1", "seed=2,3"], "seed"),
+        (["method=fedavg,fpl", "method=fedprox"], "method"),
+        (["train.learning_rate=0.1", "learning_rate=0.2,0.3"], "train.learning_rate"),
+    ],
+    ids=["two axes", "a fixed word", "a short key"],
+)
+def test_a_sweep_takes_a_key_once(words: list[str], key: str, tmp_path: Path) -> None:
+    """The later word would count alone, in folders that are named after both."""
+    with pytest.raises(ConfigError, match=rf"{words[0]} and .*: write all values of {key} in one word, {key}=A,B"):
+        plan(["data=glyphs", *words], tmp_path)
