@@ -262,7 +262,7 @@ def sweep(arguments: Sequence[str], output: Path, jobs: int = 1, *, overwrite: b
         say(line)
     ended = [job for job in planned if job.record() is not None]
     if ended:
-        _write_tables(ended, output, arguments, console)
+        _write_tables(ended, _unfinished(planned), output, arguments, console)
     words = ["goldfinch", "sweep", *arguments, *folder_options()]
     if jobs > 1:
         words += ["--jobs", str(jobs)]
@@ -493,14 +493,26 @@ def _write_record(output: Path, arguments: Sequence[str], jobs: Sequence[Job]) -
     write_json(output / "sweep.json", {"arguments": list(arguments), "runs": folders})
 
 
-def _write_tables(jobs: Sequence[Job], output: Path, arguments: Sequence[str], console: Console) -> None:
+def _unfinished(planned: Sequence[Job]) -> list[RunRecord]:
+    """Return the runs that have begun and not ended, without those that are kept, which are other runs."""
+    runs: list[RunRecord] = []
+    for job in planned:
+        decision = job.decision()
+        if decision.step is not Step.KEEP and not decision.finished and (job.folder / "config.yaml").exists():
+            runs.append(RunRecord(job.folder))
+    return runs
+
+
+def _write_tables(
+    jobs: Sequence[Job], unfinished: Sequence[RunRecord], output: Path, arguments: Sequence[str], console: Console
+) -> None:
     text = [f"`{shell_line(['goldfinch', 'sweep', *arguments, *folder_options()])}`", ""]
     runs = [RunRecord(job.folder) for job in jobs]
     scored = [run for run in runs if run.scored]
     if not scored:
         console.print("no table: no run scores test images (rounds.test=false)", markup=False)
         return
-    tables = group_runs(scored, left_out=[run for run in runs if not run.scored])
+    tables = group_runs(scored, left_out=[*unfinished, *[run for run in runs if not run.scored]])
     for table in tables:
         score_sheet(table, "final").show()
     text.append(table_text(tables, "final", "md"))

@@ -23,6 +23,7 @@ from common.text import shell_line
 from common.wire.messages import Request
 from common.wire.payload import Payload
 from goldfinch.cli import main
+from goldfinch.commands import sweep as sweep_module
 from goldfinch.commands.sweep import plan
 from server.engines.inline import InlineEngine
 from server.run.checkpoint import Checkpoint, Checkpoints
@@ -273,6 +274,18 @@ def test_a_sweep_names_the_runs_that_trained_nothing_and_never_prints_them_bold(
     assert "**" not in bad
     assert "| - | - | 2 (2 skipped) |" in bad
     assert (first.finished(), second.finished()) == (True, False), "the next sweep tries the second again"
+
+
+def test_a_sweep_s_table_names_the_runs_that_have_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*SMALL, "method=fedavg", "seed=0,1,2"]
+    first, second, _ = plan(words, tmp_path)[0]
+    run(first.settings)
+    run(second.settings, stop_after=1)
+    monkeypatch.setattr(sweep_module, "execute", lambda *_: {})
+    assert main(["sweep", *words, "--output", str(tmp_path)]) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert f"Left out, since they have not ended: fedavg with seed 1 ({second.folder}), " in text
+    assert "seed 2" not in text, "it has not begun"
 
 
 def test_exit_codes_are_those_of_the_documentation() -> None:
