@@ -217,9 +217,9 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     console.print(f"{table.name}, scale={request.scale}: {shown}")
     failures: Mapping[Path, str] = {}
     try:
-        failures = execute(jobs, 1, console, table.rule, lambda: keep_records(request, jobs, seeds))
+        failures = execute(jobs, 1, console, table.rule, lambda: keep_records(request, jobs, seeds, {}))
     finally:
-        keep_records(request, jobs, seeds)
+        keep_records(request, jobs, seeds, failures)
         path = write_pages(request, jobs, seeds, failures)
         console.print(f"wrote {path.with_suffix('.md')} and {path}", highlight=False, soft_wrap=True, markup=False)
         splits: dict[str, str] = {}
@@ -238,12 +238,14 @@ def reproduce(request: ReproductionRequest, console: Console | None = None) -> P
     return path
 
 
-def keep_records(request: ReproductionRequest, jobs: Sequence[Planned], seeds: Sequence[int]) -> None:
+def keep_records(
+    request: ReproductionRequest, jobs: Sequence[Planned], seeds: Sequence[int], failures: Mapping[Path, str]
+) -> None:
     """Write the page, its pictures, and each finished run's summary and history into ``request.records``."""
     if request.records is None:
         return
     folder = Path(request.records).expanduser()
-    _page(folder, request, comparison_of(request, jobs, seeds, {}))
+    _page(folder, request, comparison_of(request, jobs, seeds, failures))
     for job in jobs:
         if job.finished():
             kept = folder / request.table.name / job.folder.parent.name / job.folder.name

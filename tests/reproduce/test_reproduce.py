@@ -139,10 +139,10 @@ def test_a_picture_that_is_drawn_of_few_rows_leaves_when_there_are_more(
     request, _, _ = done
     kept = replace(request, records=str(tmp_path))
     jobs = planned_jobs(request.table, request.table.rows, request.seeds, "small", request.folder)
-    keep_records(kept, jobs, request.seeds)
+    keep_records(kept, jobs, request.seeds, {})
     assert (tmp_path / "demo-bars.png").exists()
     monkeypatch.setattr("goldfinch.commands.reproduce.MAX_BARS", 1)
-    keep_records(kept, jobs, request.seeds)
+    keep_records(kept, jobs, request.seeds, {})
     assert {file.name for file in tmp_path.glob("*.png")} == {"demo.png"}
 
 
@@ -152,7 +152,7 @@ def test_records_are_kept_of_finished_runs_only(done: tuple[ReproductionRequest,
     request, _, _ = done
     kept = replace(request, seeds=(0, 2), records=str(tmp_path / "kept"))
     jobs = planned_jobs(request.table, request.table.rows, kept.seeds, "small", request.folder)
-    keep_records(kept, jobs, kept.seeds)
+    keep_records(kept, jobs, kept.seeds, {})
     files = {str(file.relative_to(tmp_path / "kept")) for file in (tmp_path / "kept").rglob("*") if file.is_file()}
     runs = {f"demo/{job.folder.parent.name}/seed-0" for job in jobs}
     assert files == {f"{run}/{name}" for run in runs for name in ("summary.json", "scores.jsonl")} | {
@@ -256,7 +256,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
         return (job, "the camera fell off") if job.label.startswith("FedAvg") else here(job)
 
     monkeypatch.setattr(sweep, "run_subprocess", failing)
-    request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path))
+    request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path), records=str(tmp_path / "kept"))
     console = quiet()
     with pytest.raises(ConfigError, match="some runs are missing") as caught:
         reproduce(request, console)
@@ -264,6 +264,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     assert "FedAvg, seed 0: FAILED: the camera fell off" in output_of(console)
     text = (tmp_path / "demo.md").read_text()
     assert "the camera fell off" in text
+    assert (tmp_path / "kept" / "demo.md").read_text() == text
     assert re.search(r"\| FPL \| \d", text)
 
 
