@@ -346,14 +346,14 @@ def _scored_images(run: RunRecord) -> dict[str, int]:
     return images
 
 
-def levels(values: Sequence[float], tolerance: float = EXACT) -> list[int]:
-    """Return each value's level, from 0 for the lowest; values that differ by no more than ``tolerance`` share one."""
-    level = {}
-    place = 0
-    for before, value in itertools.pairwise([*sorted(values)[:1], *sorted(values)]):
-        place += value - before > tolerance
-        level[value] = place
-    return [level[value] for value in values]
+def ranks_of(values: Sequence[float], tolerance: float) -> list[float]:
+    """Return how many of the other values are below each; one that differs by no more than ``tolerance`` is half."""
+    ranks: list[float] = []
+    for value in values:
+        below = sum(value - other > tolerance for other in values)
+        tied = sum(abs(value - other) <= tolerance for other in values) - 1
+        ranks.append(below + tied / 2)
+    return ranks
 
 
 def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) -> Order:
@@ -361,18 +361,18 @@ def agreement(pairs: Sequence[tuple[float, float]], tolerance: float = EXACT) ->
 
     Args:
         pairs: (ours, published) of each row, in per cent.
-        tolerance: the difference below which two of ours tie. Published numbers tie if they are printed alike.
+        tolerance: the difference up to which two of ours tie. Published numbers tie if they are printed alike.
     """
-    ours = levels([mine for mine, _ in pairs], tolerance)
-    theirs = levels([printed for _, printed in pairs])
+    ours = ranks_of([mine for mine, _ in pairs], tolerance)
+    theirs = ranks_of([printed for _, printed in pairs], EXACT)
     told_apart = kept = tied = 0
-    groups = Counter(theirs)
-    for (mine, printed), (other, other_printed) in itertools.combinations(zip(ours, theirs, strict=True), 2):
-        if printed != other_printed:
+    for (mine, printed), (other, other_printed) in itertools.combinations(pairs, 2):
+        if abs(printed - other_printed) > EXACT:
             told_apart += 1
-            kept += (mine - other) * (printed - other_printed) > 0
-            tied += mine == other
+            tied += abs(mine - other) <= tolerance
+            kept += abs(mine - other) > tolerance and (mine - other) * (printed - other_printed) > 0
     correlation = None
     if len(pairs) >= 3 and len(set(ours)) > 1 and len(set(theirs)) > 1:
         correlation = float(spearmanr(ours, theirs).statistic)
+    groups = Counter(theirs)
     return Order(len(pairs), correlation, told_apart, kept, tied, chance_of(kept, list(groups.values())))

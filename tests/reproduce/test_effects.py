@@ -13,7 +13,7 @@ from support.recorded_pages import PAGES, RESULTS, generated, read_page, section
 from test_comparison import comparison, run_of
 
 from goldfinch.commands.reproduce import ReproductionRequest, numbers
-from goldfinch.reproduction.comparison import Comparison, agreement, levels
+from goldfinch.reproduction.comparison import Comparison, agreement, ranks_of
 from goldfinch.reproduction.effects import Effect, Standing, chance_of, percent
 from goldfinch.reproduction.pages import pages
 from goldfinch.results.rows import ScoreRow
@@ -28,14 +28,18 @@ def mean(corrects: list[int], count: int) -> float:
 def test_the_same_sum_of_correct_images_is_a_tie_despite_rounding() -> None:
     ours = [mean([25, 34, 41], 46), mean([26, 35, 39], 46), mean([26, 35, 40], 46)]
     assert ours[0] != ours[1]  # 100 of 138 both
-    assert levels(ours) == [0, 0, 1]
+    assert ranks_of(ours, EXACT) == [0.5, 0.5, 2]
     order = agreement(list(zip(ours, [1.0, 2.0, 3.0], strict=True)))
     assert (order.kept, order.tied, order.pairs) == (2, 1, 3)
     assert order.correlation == pytest.approx(0.75**0.5)
 
 
-def test_rows_share_a_level_up_to_the_tolerance_and_no_further() -> None:
-    assert levels([5.0, 1.0, 1.4, 3.0], 0.5) == [2, 0, 0, 1]
+def test_rows_tie_up_to_the_tolerance_and_no_further() -> None:
+    """Also with a third row between them."""
+    assert ranks_of([5.0, 1.0, 1.4, 3.0], 0.5) == [3, 0.5, 0.5, 2]
+    order = agreement([(50.0, 1.0), (50.09, 2.0), (50.18, 3.0), (50.27, 4.0)], 0.1)
+    assert (order.kept, order.tied, order.pairs) == (3, 3, 6)
+    assert order.correlation == pytest.approx(1.0)
 
 
 def test_the_tolerance_is_half_the_step_that_one_image_makes() -> None:
