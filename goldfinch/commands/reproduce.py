@@ -343,8 +343,7 @@ def comparison_of(
                 measured.append(_information(job.folder))
         printed = of_row[0].row
         folders = {job.seed: job.folder for job in of_row}
-        bound = of_row[0].settings.method.bound
-        lines.append(Line(printed, ScoreRow(printed.label, runs, bound=bound, absent=absent), folders, tuple(measured)))
+        lines.append(Line(printed, ScoreRow(printed.label, runs, absent=absent), folders, tuple(measured)))
     return Comparison(request.table, request.scale, tuple(lines), tuple(seeds))
 
 

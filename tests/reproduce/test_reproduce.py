@@ -268,6 +268,16 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypa
     assert re.search(r"\| FPL \| \d", text)
 
 
+def test_a_bound_is_a_row_like_the_others(tmp_path: Path) -> None:
+    """Papers print it among them, so it is ranked, tested and may be the best."""
+    rows = tuple(PublishedRow(name, (f"method={name}",)) for name in ("single_set", "fedavg"))
+    request = ReproductionRequest(demo_table(rows), "small", (), (0,), str(tmp_path))
+    jobs = planned_jobs(request.table, rows, request.seeds, "small", request.folder)
+    assert jobs[0].settings.method.bound == "lower"
+    lines = comparison_of(request, jobs, request.seeds, {}).lines
+    assert [line.ours.bound for line in lines] == [None, None]
+
+
 def test_a_mistake_in_any_row_stops_before_the_first_run(tmp_path: Path) -> None:
     request = ReproductionRequest(demo_table(), "small", (), (0,), str(tmp_path), ("train.epoch=2",))
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
