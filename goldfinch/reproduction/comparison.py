@@ -316,7 +316,7 @@ class Comparison:
         return NORMAL * math.sqrt(variance) / len(columns)
 
     @property
-    def not_run(self) -> tuple[PublishedRow, ...]:
+    def not_asked(self) -> tuple[PublishedRow, ...]:
         """The printed rows of the table that are not among :attr:`lines`."""
         labels = {line.printed.label for line in self.lines}
         return tuple(row for row in self.table.rows if row.label not in labels)

@@ -123,8 +123,8 @@ def _ours(comparison: Comparison) -> Sheet:
     rows = []
     for line in comparison.lines:
         rows.append(_our_row(comparison, line, columns))
-    for row in comparison.not_run:
-        rows.append((row.label, "not run", *[""] * (len(header) - 2)))
+    for row in comparison.not_asked:
+        rows.append((row.label, "not asked for", *[""] * (len(header) - 2)))
     strong: set[tuple[int, int]] = set()
     for place, key in enumerate(columns, 1):
         for best in comparison.best(key):

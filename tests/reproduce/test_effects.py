@@ -167,12 +167,12 @@ def test_there_are_no_effects_without_a_rival() -> None:
     assert "## Effects" not in pages(alone, "x")[0]
 
 
-def test_a_row_that_was_not_run_is_in_the_table() -> None:
+def test_a_row_that_was_not_asked_for_is_in_the_table() -> None:
     found = comparison()
     fewer = dataclasses.replace(found, lines=found.lines[1:])
-    assert [row.label for row in fewer.not_run] == ["A"]
-    assert "\n| A | not run |\n" in pages(fewer, "x")[0]
-    assert "not run |" not in pages(found, "x")[0]
+    assert [row.label for row in fewer.not_asked] == ["A"]
+    assert "\n| A | not asked for |\n" in pages(fewer, "x")[0], "the folder may hold its runs"
+    assert "not asked for" not in pages(found, "x")[0]
 
 
 def test_pairs_of_an_own_model_row_and_a_shared_one_are_left_out() -> None:
@@ -251,5 +251,5 @@ def test_the_documentation_states_the_rules() -> None:
     text = " ".join((RESULTS.parent / "protocols.md").read_text().split()).partition(
         "## Effects, and what chance gives"
     )[2]
-    for words in ("paired by seed", "inside or outside", "not run", "Two rows tie"):
+    for words in ("paired by seed", "inside or outside", "not asked for", "Two rows tie"):
         assert words in text
