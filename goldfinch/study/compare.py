@@ -285,7 +285,6 @@ def next_final_run(shared: SharedStudy, say: Say) -> bool:
     study = shared.study
 
     def work(trial: Trial) -> float:
-        write_best(shared, best)
         seed = trial.user_attrs["seed"]
 
         def count(name: str, entry: Mapping[str, Any]) -> None:

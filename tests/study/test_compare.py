@@ -414,6 +414,28 @@ def test_a_smaller_budget_chooses_among_its_own_trials(
     assert {row.label: small.tables[0].trials[row.label] for row in small.tables[0].rows} == {"fedavg": 2}
 
 
+def test_a_longer_search_that_is_interrupted_leaves_what_its_page_is_of(
+    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare.compare(request(tmp_path, "fedavg", studies=1), console=QUIET)
+    best = tmp_path / "fedavg" / IN_DOMAIN / "study-0" / "best.yaml"
+    before = best.read_text()
+    scores = iter([90.0])
+
+    def trial(overrides: Any, folder: Path, listener: Any, stop: Any, **_: bool) -> None:
+        listener("validation", {"round": 2, "average": next(scores)})
+        listener("round done", {"round": 2})
+
+    def final(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("goldfinch.study.search.run_here", trial)
+    monkeypatch.setattr(compare, "final_run", final)
+    with pytest.raises(KeyboardInterrupt):
+        compare.compare(request(tmp_path, "fedavg", studies=1, trials=2), console=QUIET)
+    assert best.read_text() == before
+
+
 def test_a_final_run_that_failed_is_tried_again_by_the_next_call(short: list[str], tmp_path: Path) -> None:
     asked = request(tmp_path, "fedavg", "fedprox")
     first = compare.compare(asked, console=QUIET)
