@@ -78,13 +78,16 @@ def chosen_methods(methods: Sequence[str]) -> list[str]:
     """Return the names of the methods, each once, FedAvg first; ``*`` is all of conf/method/.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or one is no name of a method.
     """
     names = list(dict.fromkeys(methods))
     if names == ["*"]:
         names = sorted(choices_of("method"))
     if not names:
         raise ConfigError("a comparison needs methods: goldfinch compare --methods fedavg,fpl data=glyphs")
+    for name in names:
+        if set(name) & set(",*"):
+            raise ConfigError(f"{name!r} is no method: write --methods A,B, in Python ['A', 'B']; '*' alone is all")
     return sorted(names, key=lambda name: name != BASE)
 
 

@@ -583,6 +583,16 @@ def test_a_comparison_with_other_settings_is_not_continued(folder: Path, capsys:
     assert (folder / "runs.csv").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("methods", "named"),
+    [(["fedavg,fpl"], "'fedavg,fpl'"), (["*", "fedavg"], r"'\*'")],
+    ids=["two names in one", "all and one"],
+)
+def test_names_in_one_word_are_refused_with_what_to_write(methods: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{named} is no method: write --methods A,B, in Python \['A', 'B'\]; "):
+        entrants_of(methods, TINY, Rules())
+
+
 def test_a_method_that_cannot_take_part_is_an_error_or_left_out_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"fedgca: .*views\..*views=randconv"):
         entrants_of(["fedavg", "fedgca"], TINY, Rules())
