@@ -13,7 +13,7 @@ from rich.console import Console
 
 from common.choices import folder_options
 from common.errors import ConfigError, nearest
-from common.overrides import quoted_override
+from common.overrides import parse_overrides, quoted_override
 from common.regular_files import read_small
 from common.settings import RunSettings, load_settings
 from common.storage import write_bytes, write_json, write_text
@@ -171,8 +171,9 @@ def planned_jobs(
         ConfigError: a row's settings are not valid, or its engine is not available here.
     """
     jobs = []
+    given = [item.text for item in parse_overrides(more)]  # with whole keys, as the table's own are
     for row in rows:
-        overrides = table.overrides(row, scale, more)
+        overrides = table.overrides(row, scale, given)
         first = load_settings([*overrides, "seed=0"])
         engine = first.engine.get("name")
         if engine not in ENGINES:

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from common.config import build, check, checked
 from common.errors import ConfigError, nearest
-from common.overrides import parse_overrides
 from goldfinch.papers import PAPERS, cited
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -220,9 +219,10 @@ class PublishedTable:
             chosen += reduced.overrides
         chosen += more
         last: dict[str, str] = {}
-        for item in parse_overrides(chosen):
-            last.pop(item.key, None)  # a key keeps its first place otherwise
-            last[item.key] = item.text
+        for item in chosen:
+            key = item.partition("=")[0]
+            last.pop(key, None)  # a key keeps its first place otherwise
+            last[key] = item
         return list(last.values())
 
     def select(self, wanted: Sequence[str]) -> tuple[PublishedRow, ...]:

@@ -26,7 +26,7 @@ from common.composition import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
 from common.overlays import overlay_text
-from common.overrides import parse_overrides, quoted_override
+from common.overrides import quoted_override
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
 from common.storage import write_text
@@ -477,7 +477,11 @@ def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()
     first = "no score" if state_of(ends[0]) == "failed" else f"{ends[0].value:.2f}{unit}"
-    given = [item.text for item in parse_overrides(entrant.overrides) if item.key not in entrant.space]
+    given = [
+        item
+        for item in entrant.overrides
+        if entrant.space.keys().isdisjoint({key := item.partition("=")[0], f"train.{key}"})
+    ]
     text = (
         f"{quantity(len(ends), 'trial')} ({pruned} ended early) of {quantity(settings.train.rounds, 'round')} "
         f"with seed {study.seed}, by "

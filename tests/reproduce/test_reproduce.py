@@ -274,6 +274,8 @@ def test_a_bound_is_a_row_like_the_others(tmp_path: Path) -> None:
     request = ReproductionRequest(demo_table(rows), "small", (), (0,), str(tmp_path))
     jobs = planned_jobs(request.table, rows, request.seeds, "small", request.folder)
     assert jobs[0].settings.method.bound == "lower"
+    again = planned_jobs(request.table, rows, (0,), "small", request.folder, ("train.rounds=4", "rounds=3"))
+    assert again[0].settings.train.rounds == 3, "a short key is the whole one"
     lines = comparison_of(request, jobs, request.seeds, {}).lines
     assert [line.ours.bound for line in lines] == [None, None]
 
