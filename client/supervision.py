@@ -206,10 +206,7 @@ def end_processes(seconds: float = TERM_SECONDS, spared: int | None = None) -> N
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            node = (
-                words[words.index(TRAINER) + 2] if TRAINER in words[:-2] else ""
-            )  # as client/resident/caller.py starts it
-            if node == str(own.pid) and process not in processes:
+            if _node_of(words) == str(own.pid) and process not in processes:
                 processes.append(process)
     for process in processes:
         _signal(process.terminate)
@@ -217,6 +214,13 @@ def end_processes(seconds: float = TERM_SECONDS, spared: int | None = None) -> N
     for process in alive:
         _signal(process.kill)
     psutil.wait_procs(alive, timeout=KILL_SECONDS)
+
+
+def _node_of(words: Sequence[str]) -> str:
+    """Return the process id of a resident trainer's SuperNode, as :mod:`client.resident.caller` starts it; or empty."""
+    if TRAINER not in words[:-2]:
+        return ""
+    return words[words.index(TRAINER) + 2]
 
 
 def _client_apps() -> Iterator[tuple[tuple[int, float], WatchedApp]]:

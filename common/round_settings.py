@@ -68,7 +68,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         name, _, index = self.device.partition(":")
-        valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isdecimal())
+        valid = self.device in ("auto", "cpu", "cuda") or (name == "cuda" and index.isascii() and index.isdecimal())
         check(valid, f"device must be auto, cpu, cuda or cuda:N; got {self.device!r}")
 
     def rate(self, round_number: int) -> float:

@@ -31,7 +31,7 @@ NOT_THE_RESULT = (
 """Settings, and groups of them, that do not change a run's results; ``data.root`` does if the images are one's own."""
 
 OWN_IMAGES = ("common.data.folder.Folder", "common.data.table.Table")
-"""Classes of the user's own images, of which another ``data.root`` holds others."""
+"""Goldfinch's readers of the user's own images; another ``data.root`` holds others, as for a reader of one's own."""
 
 CLASS_NAMES = "class_names"
 """Entry of ``config.yaml`` for its readers: the classes by label, which the folders had when the run began."""
@@ -267,6 +267,8 @@ def result_settings(raw: Mapping[str, Any], without: Sequence[str] = ()) -> dict
     """Return every setting that changes a run's results, by ``a.b.c`` keys, without those that ``without`` names."""
     settings = flat(raw, (*NOT_THE_RESULT, *without))
     data = raw.get("data") or {}
-    if data.get("_target_") in OWN_IMAGES and "data.root" not in without:
-        settings["data.root"] = data.get("root")
+    reader = str(data.get("_target_", ""))
+    own = reader in OWN_IMAGES or not reader.startswith("common.")
+    if own and "root" in data and "data.root" not in without:
+        settings["data.root"] = data["root"]
     return settings

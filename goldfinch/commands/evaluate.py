@@ -222,10 +222,8 @@ def _show(results: Mapping[str, Any], names: Sequence[str]) -> None:
             digits = {**MEASURES, **CONFIDENCE_MEASURES}.get(key, MEASURES["accuracy"]).digits
             cells.append(number_text(row[key], digits))
         rows.append(cells)
-    title = (
-        f"{results['model']} on {results['data']}: {results['part']} images, %; Brier score from 0 to 2, log loss in "
-    )
-    title += "nats"
+    title = f"{results['model']} on {results['data']}: {results['part']} images, %; "
+    title += "Brier score from 0 to 2, log loss in nats"
     Sheet(title, ["domain", "images", *SHOWN.values()], rows).show()
     rows = []
     for name, counts in zip(names, results["confusion"], strict=True):

@@ -133,8 +133,10 @@ def _of_run(run: RunModel, client: str | None, data: Sequence[str]) -> Content:
     if client == SHARED:
         client = None
     complete = whole or client is not None
-    # where no weights are shared, the client alone trained its model
-    held = [part.domain for spec in run.clients if weights or client in (None, spec.id) for part in spec.holds]
+    held: list[str] = []
+    for spec in run.clients:
+        if weights or client in (None, spec.id):  # where no weights are shared, the client alone trained its model
+            held += [part.domain for part in spec.holds]
     prototypes = None
     if len(state.prototypes):
         prototypes = {"rows": len(state.prototypes), "distance": "cosine"}

@@ -181,7 +181,9 @@ def _ranking(kind: str, runs: Sequence[StudyRun], rules: Rules | None) -> Rankin
         by_method.setdefault(run.method, []).append(run)
     expected: dict[tuple[str, int], int] = {}
     if rules is not None:
-        expected = {(run.case, study): rules.runs for run in runs for study in range(rules.studies)}
+        for run in runs:
+            for study in range(rules.studies):
+                expected[run.case, study] = rules.runs
     for method_runs in by_method.values():
         for key, count in _final_runs(method_runs).items():
             expected[key] = max(count, expected.get(key, 0))
@@ -273,11 +275,10 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
         "worst": statistics.fmean([min(values) for values in by_seed.values()]),
         "missing": {},
     }
-    images: dict[tuple[str, str], str] = {}
+    pixels_of: dict[str, set[str]] = {}
     for run in runs:
         samples, _, pixels = run.images.partition(" ")
-        if pixels not in images.get(("", samples), ""):
-            images["", samples] = f"{images.get(('', samples), '')} {pixels}"
+        pixels_of.setdefault(samples, set()).add(pixels)
     states = [run.state_sha256 for run in sorted(runs, key=lambda run: (run.case, run.number))]
     return KnownRun(
         number,
@@ -288,7 +289,7 @@ def _as_one(number: int, runs: Sequence[StudyRun]) -> KnownRun:
         state_sha256=" ".join(states) if all(states) else None,
         at_chance=all(run.at_chance for run in runs),
         rounds_done=runs[0].rounds,
-        client_images=images,
+        client_images={("", samples): " ".join(sorted(found)) for samples, found in pixels_of.items()},
         traffic=round(statistics.fmean([run.bytes for run in runs])),
     )
 

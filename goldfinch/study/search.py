@@ -477,11 +477,11 @@ def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
     settings = entrant.settings
     unit = f" {measure_of(settings).unit}".rstrip()
     first = "no score" if state_of(ends[0]) == "failed" else f"{ends[0].value:.2f}{unit}"
-    given = [
-        item
-        for item in entrant.overrides
-        if entrant.space.keys().isdisjoint({key := item.partition("=")[0], f"train.{key}"})
-    ]
+    given: list[str] = []
+    for item in entrant.overrides:
+        key = item.partition("=")[0]
+        if key not in entrant.space and f"train.{key}" not in entrant.space:  # learning_rate is train.learning_rate
+            given.append(item)
     text = (
         f"{quantity(len(ends), 'trial')} ({pruned} ended early) of {quantity(settings.train.rounds, 'round')} "
         f"with seed {study.seed}, by "

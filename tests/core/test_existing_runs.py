@@ -17,7 +17,7 @@ from support.toy import toy_settings
 from common.data.folder import Folder
 from common.data.table import Table
 from common.errors import CheckpointError, ConfigError, EngineError, GoldfinchError
-from common.run_config import yaml_of
+from common.run_config import result_settings, yaml_of
 from common.settings import RunSettings
 from server.engines.inline import InlineEngine
 from server.run.conduct import prepare_output, run_federation
@@ -232,6 +232,15 @@ def test_a_study_keeps_a_run_on_other_images_of_one_s_own(make: Any, tmp_path: P
     assert _other_settings(first) == ""
     assert f"data.root={tmp_path}/others, which was {tmp_path}/images" in _other_settings(moved)
     assert first.identity == moved.identity, "each device has a root of its own"
+
+
+@pytest.mark.parametrize(
+    ("reader", "counts"),
+    [("mylib.archives.Archives", True), ("common.data.folder.Folder", True), ("common.data.digits.Digits", False)],
+)
+def test_another_root_holds_other_images_but_of_a_public_set(reader: str, counts: bool) -> None:
+    found = result_settings({"data": {"_target_": reader, "root": "here"}})
+    assert ("data.root" in found) == counts
 
 
 def test_a_run_without_a_score_is_done_again_and_is_in_the_table_until_then(tmp_path: Path) -> None:
