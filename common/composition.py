@@ -486,5 +486,5 @@ def _no_such_key(part: str, node: Any, where: str) -> str:
     if isinstance(node, Mapping):
         known = [str(key) for key in node if not str(key).startswith("_")]
     if not where:
-        return f"{part}: no such key; {nearest(part, known)}"
+        return f"{part}: no such key; {nearest(part, [*known, 'experiment', *overlays.GROUPS])}"
     return f"{where}.{part}: no such key in {where}; {nearest(part, known)}"
