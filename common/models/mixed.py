@@ -1,6 +1,6 @@
 """Networks of different architectures on different clients, for methods that exchange no weights."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +10,7 @@ from torch import nn
 
 from common.choices import CONF
 from common.config import Count, build, check, checked, construct
-from common.errors import nearest
+from common.errors import ConfigError, nearest
 from common.models.base import Model, initialised
 from common.models.specs import ModelSpec
 from common.regular_files import read_small
@@ -73,6 +73,16 @@ class Mixed(ModelSpec):
     def __post_init__(self) -> None:
         for each in (self.others, *self.networks.values()):
             check(not isinstance(network(each), Mixed), "a network for a domain cannot be a mix of networks")
+
+    def check_domains(self, domains: Collection[str]) -> None:
+        """Check that ``networks`` names only domains of the run.
+
+        Raises:
+            ConfigError: it names another, whose network no client would train.
+        """
+        for domain in self.networks:
+            if domain not in domains:
+                raise ConfigError(f"model.networks: the run has no domain {domain!r}; {nearest(domain, domains)}")
 
     def with_network(self, domain: str, chosen: str) -> "Mixed":
         """Return the same mix with another network for a domain.

@@ -181,6 +181,7 @@ class Method:
             )
         if isinstance(settings.model, Mixed):
             self._check_exchanges_none(settings.model, settings.data.image_size)
+            settings.model.check_domains({spec.domain for spec in settings.clients} | set(settings.test_scorers))
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(Method, name)

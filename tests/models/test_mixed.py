@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from goldfinch.record import RunRecord
 from goldfinch.run_model import RunModel
 from strategies.core.method import build_model
 
-MIXED = ("model=by_domain", "model.networks={dark: digit_cnn, noisy: digit_cnn_gap}", "model.features=16", "tuned=none")
+MIXED = ("model=by_domain", "model.features=16", "tuned=none")
+NETWORKS = {"dark": "digit_cnn", "noisy": "digit_cnn_gap"}
 
 
 def settings_of(method: str, output: Path, *words: str, **more: Any) -> Any:
-    return toy_settings(method, output, overrides=(*MIXED, *words), **more)
+    settings = toy_settings(method, output, overrides=(*MIXED, *words), **more)
+    raw = {**settings.raw, "model": {**settings.raw["model"], "networks": NETWORKS}}
+    return replace(settings, model=replace(settings.model, networks=NETWORKS), raw=raw)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,14 @@ def test_what_is_no_mix_is_refused(given: dict[str, Any], message: str) -> None:
 def test_settings_with_a_method_that_exchanges_weights_are_refused_and_the_message_says_what_lists_others() -> None:
     with pytest.raises(ConfigError, match=r"method=fpl exchanges \d+ tensors .*: goldfinch list by_domain names them"):
         load_settings(["method=fpl", *MIXED, "model.networks={signs: digit_cnn}"])
+
+
+def test_a_network_for_a_domain_that_the_run_does_not_have_is_refused() -> None:
+    """A name that was mistyped trained the network of the other domains."""
+    words = ["method=single_set", *MIXED, "data=glyphs"]
+    load_settings([*words, "model.networks={signs: digit_cnn}"])
+    with pytest.raises(ConfigError, match=r"model.networks: the run has no domain 'sgins'; did you mean 'signs'\?"):
+        load_settings([*words, "model.networks={sgins: digit_cnn}"])
 
 
 @pytest.mark.long
