@@ -19,7 +19,7 @@ from common.config import NonNegative, Positive, Search, checked
 from common.storage import GlobalState
 from strategies.core.method import ClientContext, Download, ServerContext, Trained, Update, Upload, Weighting
 from strategies.core.readings import Point
-from strategies.fedbn import FedBN, norm_state_names
+from strategies.fedbn import FedBN
 from strategies.feddyn import CLIENT_PREFIX, FedDyn
 from strategies.fpl import FPL
 
@@ -39,9 +39,9 @@ class Combined(FedBN, FedDyn, FPL):
     Args:
         local_normalisation: keep batch norm on each device, as FedBN, and score each client's own model.
         alpha: FedDyn's alpha, >= 0; 0 switches the correction off.
-        contrast: weight of FPL's contrast; 0 with ``consistency=0`` switches the prototypes off.
+        contrast: weight of FPL's contrast; 0 with ``consistency=0`` switches its loss off; class means are still sent.
         consistency: weight of FPL's consistency.
-        refresh_statistics: see :class:`~strategies.fedbn.FedBN`; has no effect without local normalisation.
+        layers, refresh_statistics: see :class:`~strategies.fedbn.FedBN`; no effect without local normalisation.
     """
 
     readings: ClassVar[tuple[Point, ...]] = ()
@@ -87,10 +87,9 @@ class Combined(FedBN, FedDyn, FPL):
 
     def shared_names(self, model: nn.Module) -> set[str]:
         """Return all names, or all except those of batch norm."""
-        names = set(model.state_dict())
         if self.local_normalisation:
-            names -= norm_state_names(model)
-        return names
+            return FedBN.shared_names(self, model)
+        return set(model.state_dict())
 
     def adapt(self, local: ClientContext) -> None:
         """Load FedDyn's mean; then estimate the running statistics for it if they are local."""

@@ -9,13 +9,13 @@ from support.nets import kept, shared_weights
 from support.runs import run
 from support.toy import toy_settings
 
-from common.models.specs import Small
+from common.models.specs import Small, TorchvisionResNet
 from common.storage import GlobalState, tensors_sha256
 from goldfinch.commands.export import export
 from server.run.checkpoint import Checkpoints
 from strategies.combined import Combined
 from strategies.core.federation import Federation
-from strategies.fedbn import norm_state_names
+from strategies.fedbn import FedBN, norm_state_names
 
 NO_PROTOTYPES = {"contrast": 0.0, "consistency": 0.0}
 NO_CORRECTION = {"alpha": 0.0}
@@ -44,6 +44,16 @@ def test_each_part_changes_the_result(tmp_path):
     whole = weights_of("combined", tmp_path / "whole", LOCAL)[0]
     for name, off in {"a": NO_CORRECTION, "b": NO_PROTOTYPES}.items():
         assert weights_of("combined", tmp_path / name, {**LOCAL, **off})[0] != whole
+
+
+def test_what_stays_on_a_device_is_told_as_by_fedbn():
+    """``layers=name`` was taken and did nothing."""
+    model = TorchvisionResNet(18).build(10, 32, 0)
+    shared = {}
+    for layers in ("type", "name"):
+        shared[layers] = Combined(local_normalisation=True, layers=layers).shared_names(model)
+        assert shared[layers] == FedBN(layers=layers).shared_names(model)
+    assert shared["type"] < shared["name"]
 
 
 def test_the_correction_is_kept_for_exchanged_parameters_only(tmp_path):
