@@ -189,7 +189,7 @@ def _check_epsilon(spent: Sequence[tuple[Sequence[float], int]], budget: Budget)
             f"{limit} allows no more; nothing was sent"
         )
     raise BudgetSpentError(
-        f"{BUDGET_SPENT}: with this update epsilon would be {value:.4g} at delta {budget.delta:g}, and "
+        f"{BUDGET_SPENT}: with this update epsilon would be {value} at delta {budget.delta:g}, and "
         f"{limit} allows no more; nothing was sent"
     )
 

@@ -612,7 +612,7 @@ def _list_devices(
     last reply, of run        the last reply that counted, in the runs that are named
     missed                    rounds in a row, up to now, in which the device was asked and did not count
     version, clock            Goldfinch's version there; seconds by which its clock is ahead of the server's
-    epsilon, left             of its last private run: spent, and what the run's limit left
+    epsilon                   what its last private run spent; what is left of its limit, the device alone knows
 
     The exit status is 0, also if the SuperLink does not answer, which is said; 1 after an error.
     """

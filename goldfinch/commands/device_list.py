@@ -193,11 +193,6 @@ def _metrics(listed: Sequence[ListedDevice], days: int | None, now: float, *, as
             "Rounds in a row in which the device was asked and did not count.",
             lambda device: device.contribution.missed,
         ),
-        (
-            "epsilon_left",
-            "What the limit of the last private run left of epsilon.",
-            lambda device: device.contribution.epsilon_left,
-        ),
     ]
     for name, meaning, value in columns:
         values = {device.name: value(device) for device in listed if device.dismissed is None}

@@ -27,7 +27,6 @@ class Contribution:
             :class:`common.wire.messages.Registration`.
         epsilon: the privacy budget that it has spent in its last private run; ``None`` without one, or if parts of its
             updates carried no noise.
-        epsilon_left: what that run's ``privacy.max_epsilon`` left; ``None`` without a limit.
     """
 
     last_reply: float | None = None
@@ -36,7 +35,6 @@ class Contribution:
     version: str = ""
     clock_ahead: float | None = None
     epsilon: float | None = None
-    epsilon_left: float | None = None
 
     def cells(self) -> dict[str, str]:
         """Return the texts of its columns in a table."""
@@ -46,8 +44,7 @@ class Contribution:
             "missed": str(self.missed),
             "version": self.version or "-",
             "clock": _number(self.clock_ahead, "+.0f", " s"),
-            "epsilon": _number(self.epsilon, ".3g"),
-            "left": _number(self.epsilon_left, ".3g"),
+            "epsilon": _number(self.epsilon, ""),
         }
 
 
@@ -59,9 +56,8 @@ def contributions(runs: Iterable[RunRecord]) -> dict[str, Contribution]:
             by_client[client] = _registered(by_client.get(client, Contribution()), entry)
         for client, rounds in _rounds_by_client(run).items():
             by_client[client] = _replied(by_client.get(client, Contribution()), rounds, run.folder.name)
-        for client, epsilons in _epsilons(run).items():
-            epsilon, left = epsilons
-            by_client[client] = replace(by_client.get(client, Contribution()), epsilon=epsilon, epsilon_left=left)
+        for client, epsilon in _epsilons(run).items():
+            by_client[client] = replace(by_client.get(client, Contribution()), epsilon=epsilon)
     return dict(sorted(by_client.items()))
 
 
@@ -116,17 +112,9 @@ def _replied(before: Contribution, rounds: Mapping[int, float | None], run: str)
     return after
 
 
-def _epsilons(run: RunRecord) -> dict[str, tuple[float | None, float | None]]:
-    """Return each client's epsilon in a private run and what its limit left, from the run's last event of both."""
-    limit = run.config["privacy"].get("max_epsilon")
+def _epsilons(run: RunRecord) -> dict[str, float | None]:
+    """Return each client's epsilon in a private run, from the run's last event of it."""
     for entry in reversed(run.events):
-        if "privacy" not in entry:
-            continue
-        by_client: dict[str, tuple[float | None, float | None]] = {}
-        for client, epsilon in entry["privacy"]["epsilon"].items():
-            left = None
-            if epsilon is not None and limit is not None:
-                left = max(0.0, float(limit) - epsilon)
-            by_client[client] = (epsilon, left)
-        return by_client
+        if "privacy" in entry:
+            return dict(entry["privacy"]["epsilon"])
     return {}

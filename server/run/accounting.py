@@ -399,7 +399,7 @@ def largest_epsilon(report: Mapping[str, Any]) -> str:
     spent = [value for value in report["conditional_epsilon"].values() if value is not None]
     if not spent:
         return "infinite"
-    return f"{max(spent):g}"
+    return str(max(spent))
 
 
 def report_line(report: Mapping[str, Any]) -> str:

@@ -261,6 +261,14 @@ def test_all_conditions_met_is_an_epsilon(tmp_path: Path) -> None:
     assert report_line(report).startswith("epsilon at most")
 
 
+def test_the_epsilon_that_is_printed_is_a_bound_too(tmp_path: Path) -> None:
+    """298.4752 was printed as 298.475."""
+    noise = ("privacy.noise_multiplier=0.07", "privacy.update_noise_multiplier=0.07")
+    report = report_of(private("fpl", tmp_path, *noise), row("x", "trained", 1))
+    printed = report_line(report).removeprefix("epsilon at most ").partition(" ")[0]
+    assert float(printed) == report["epsilon"]["x"] > 100
+
+
 @pytest.mark.parametrize("randomness", ["keyed", ""], ids=["keyed", "unknown"])
 def test_noise_that_can_be_predicted_has_no_epsilon(randomness: str, tmp_path: Path) -> None:
     report = report_of(private("fpl", tmp_path), row("x", "trained", 1), row("y", "trained", 1, randomness))
