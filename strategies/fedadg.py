@@ -74,6 +74,7 @@ class FedADG(Averaging):
         Point("smoothed labels", released="1 - smoothing, and the other classes share the rest", ours="released"),
         Point("rate", released="every round begins a warm-up over 500 epochs (PACS: 100)", ours="the run's"),
         Point("features for D", released="of an evaluation pass", ours="of the training pass"),
+        Point("weights that are sent", released="the best on validation samples", ours="the last"),
     )
 
     fedavg_at: ClassVar[Mapping[str, Any] | None] = {

@@ -93,6 +93,7 @@ class FedDGGA(Averaging):
         Point("client that sat out the round before", ours="keeps its share"),
         Point("rounds", released="R + 1", ours="R"),
         Point("momentum of the clients' optimiser", released="kept from round to round", ours="new in each round"),
+        Point("short last batch", released="dropped", ours="kept; train.last_batch=drop"),
     )
 
     capturable: ClassVar[bool] = True

@@ -67,7 +67,7 @@ class FedPall(SingleSet):
         mix_low: smallest share of the own feature in a mixture, in [0, 1]; the largest is 1.
         mask_share: beta, share of feature dimensions that are sent, in (0, 1].
         temperature: tau > 0 (released: 3).
-        contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3, see #30).
+        contrast: delta, weight of InfoNCE, >= 0. Office-10, PACS: 0.1; Digits: 0.7 (the paper says 0.3).
         divergence: mu, weight of the KL term, >= 0. Office-10, PACS: 0.1; Digits: 0.3 (the paper says 0.7).
         swap_classifier: whether clients take over the global classifier.
         server_training: how the server trains classifier and amplifier (3 epochs; on Digits 1).

@@ -33,14 +33,19 @@ class FedPLVM(SentClusters):
         alpha: exponent of the cosine in the contrast, in (0, 1].
         contrast: the released code's lambda before the contrast, >= 0 (its default: 100).
         correction: its lambda before the correction, >= 0 (the same 100 there).
-        weighting: models are averaged ``uniform``-ly (the released code), or by ``samples``.
+        weighting: models are averaged ``uniform``-ly (the released code, where clients hold the same classes), or by
+            ``samples`` (the code, where they do not).
     """
 
     readings: ClassVar[tuple[Point, ...]] = (
         Point("correction", released="2 (cos - 1)^2 to the mean of the class's rows, without alpha", ours="released"),
         Point("initial models", released="a different one on each client", ours="one for all clients"),
         Point("short last batch", released="dropped, in training and before clustering", ours="kept"),
-        Point("average of models", released="uniform", setting="weighting"),
+        Point(
+            "average of models",
+            released="uniform where clients hold the same classes, else by samples",
+            ours="uniform; weighting=samples",
+        ),
         Point("alpha", released=0.25, setting="alpha"),
         Point("tau", released=0.07, setting="temperature"),
     )
