@@ -404,15 +404,21 @@ def _finite(page: Image.Image) -> Image.Image:
 
 
 def _write_again(path: str, change: Callable[[Image.Image], Image.Image]) -> None:
-    """Write the pages of an image file again, upright, if one of them changes; the file itself stays, hidden."""
+    """Write the pages of an image file again, upright, if one of them changes; the file itself stays, hidden.
+
+    A file that cannot be decoded stays as it is: those beside it are mended all the same.
+    """
     place = Path(path)
     if place.name.startswith(".") or not place.is_file():  # a file that was replaced, or a folder
         return
     before: list[Image.Image] = []
-    with place.open("rb") as stream, Image.open(stream) as image:
-        tags = {PHOTOMETRIC: 0} if has_white_at_zero(image) and has_numbers(image.mode) else {}
-        for page in ImageSequence.Iterator(image):
-            before.append(ImageOps.exif_transpose(page))
+    try:
+        with place.open("rb") as stream, Image.open(stream) as image:
+            tags = {PHOTOMETRIC: 0} if has_white_at_zero(image) and has_numbers(image.mode) else {}
+            for page in ImageSequence.Iterator(image):
+                before.append(ImageOps.exif_transpose(page))
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
+        return
     after = [change(page) for page in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from common.data.folder import Folder
 from common.data.image_files import Reading, decode_each, decode_image
-from common.data.value_ranges import make_finite
+from common.data.value_ranges import lay_on_white, make_finite
 from common.errors import DataError
 
 SIZE = 16
@@ -84,6 +85,19 @@ def test_the_beginning_of_an_image_is_said_to_be_cut_off(kind: str, length: int,
     place.write_bytes(place.read_bytes()[:length])
     with pytest.raises(DataError, match=rf"cannot be decoded \(it is a {kind} image that is damaged or cut off\)"):
         decode_image(place, SIZE, "a")
+
+
+@pytest.mark.parametrize("mend", [make_finite, lay_on_white])
+def test_a_broken_file_keeps_no_other_from_being_mended(mend: Callable[[list[str]], None], tmp_path: Path) -> None:
+    values = np.full((SIZE, SIZE), np.nan, dtype="<f4")
+    if mend is lay_on_white:
+        values = np.zeros((SIZE, SIZE, 4), dtype=np.uint8)
+    Image.fromarray(values).save(tmp_path / "1.tif")
+    good = (tmp_path / "1.tif").read_bytes()
+    (tmp_path / "0.tif").write_bytes(good[: len(good) // 2])
+    mend([str(tmp_path / "0.tif"), str(tmp_path / "1.tif")])
+    assert (tmp_path / ".1.tif.original").read_bytes() == good
+    assert not (tmp_path / ".0.tif.original").exists()
 
 
 def test_a_negative_whose_values_are_made_finite_stays_one(tmp_path: Path) -> None:
