@@ -29,7 +29,7 @@ ImageSize = Annotated[int, Field(ge=8, le=512)]
 
 Duplicates = Literal["refuse", "warn", "drop"]
 """What becomes of test images that are training images. ``warn``: they are scored, and a warning counts them. ``drop``:
-those with the same bytes as a training image of their domain are not scored, and a warning counts the others.
+those with the bytes and class of a training image of their domain are not scored, and a warning counts the others.
 ``refuse``: the run ends before its first round."""
 
 DATA_VARIABLE = "GOLDFINCH_DATA"

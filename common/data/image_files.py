@@ -157,25 +157,26 @@ def image_files(directory: Path) -> list[Path]:
 def without_duplicates(
     test: Sequence[tuple[Path, int]], train: Sequence[tuple[Path, int]], base: Path
 ) -> list[tuple[Path, int]]:
-    """Return the labelled files of ``test`` without those that have the same bytes as a file of ``train``.
+    """Return the labelled files of ``test`` without those that have the bytes and the label of a file of ``train``.
 
     Only files of equal length are read, each once. Images that are equal only after decoding, or nearly equal, stay.
+    A copy with another label stays, too, so that the comparison of images tells of it.
 
     Raises:
         DataError: a file cannot be read, or lies outside ``base``; or no file of ``test`` is left.
     """
     check_within([path for path, _ in (*train, *test)], base)
-    by_length: dict[int, list[Path]] = {}
-    digests: dict[int, set[str]] = {}
+    by_length: dict[int, list[tuple[Path, int]]] = {}
+    digests: dict[int, set[tuple[str, int]]] = {}
     kept: list[tuple[Path, int]] = []
     try:
-        for path, _ in train:
-            by_length.setdefault(path.stat().st_size, []).append(path)
+        for path, label in train:
+            by_length.setdefault(path.stat().st_size, []).append((path, label))
         for path, label in test:
             length = path.stat().st_size
             if length not in digests:
-                digests[length] = {file_sha256(other) for other in by_length.get(length, [])}
-            if not digests[length] or file_sha256(path) not in digests[length]:
+                digests[length] = {(file_sha256(other), known) for other, known in by_length.get(length, [])}
+            if not digests[length] or (file_sha256(path), label) not in digests[length]:
                 kept.append((path, label))
     except OSError as error:
         raise DataError(f"an image cannot be read ({error}); restore it or unlist it") from error

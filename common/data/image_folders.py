@@ -35,9 +35,9 @@ class ImageFolders(DataSource):
             ``per_class_fraction``: the first images of each class are train (FedPall).
         train_fraction: the share of each class that ``per_class_fraction`` trains on, in (0, 1).
         duplicates: what becomes of test images that are training images. ``warn`` scores and counts them, ``drop``
-            leaves out those with the same bytes as a training image of their domain, ``refuse`` ends the run before its
-            first round. See :data:`~.domain.Duplicates`. The papers keep all. The train split, and every client's share
-            of it, stays the same.
+            leaves out those with the bytes and class of a training image of their domain, ``refuse`` ends the run
+            before its first round. See :data:`~.domain.Duplicates`. The papers keep all. The train split, and every
+            client's share of it, stays the same.
     """
 
     owner_decides: ClassVar[bool] = False

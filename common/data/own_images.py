@@ -29,8 +29,8 @@ class OwnImages(DataSource):
         train_fraction: share of each class that is train where nothing says which images are, in (0, 1), rounded down,
             but at least one image.
         duplicates: what becomes of test images that are training images. ``warn`` scores and counts them, ``drop``
-            leaves out those with the same bytes as a training image of their domain, ``refuse`` ends the run before its
-            first round. See :data:`~.domain.Duplicates`.
+            leaves out those with the bytes and class of a training image of their domain, ``refuse`` ends the run
+            before its first round. See :data:`~.domain.Duplicates`.
         broken: what becomes of files that are no images: ``refuse`` ends the run and names them all; ``skip`` leaves
             them out, counts and names them.
         range: the values of a file that become black and white, such as ``[0, 1]`` or ``[0, 4095]``; empty: 0 and 255,

@@ -304,8 +304,8 @@ class Table(OwnImages):
         """Return a domain whose images are in its table."""
         if self.duplicates == "drop":
             digests = encoded_images(table, [_number(path) for path, _ in (*train, *test)]).digests
-            known = {digests[_number(path)] for path, _ in train}
-            test = [item for item in test if digests[_number(item[0])] not in known]
+            known = {(digests[_number(path)], label) for path, label in train}
+            test = [(path, label) for path, label in test if (digests[_number(path)], label) not in known]
         self.check_parts(domain, table.name, train, test)
         numbers = [_number(path) for path, _ in (*train, *test)]
         names = [f"{table.name}, {table.rows[number].where}" for number in numbers]

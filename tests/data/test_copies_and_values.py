@@ -120,6 +120,16 @@ def test_one_image_with_two_labels_is_refused(tmp_path: Path, caplog: pytest.Log
     assert "two labels" in caplog.text, "of a private run nothing follows from it, but its owner is told"
 
 
+def test_a_test_image_with_another_label_than_its_copy_is_not_dropped(tmp_path: Path) -> None:
+    """Dropping it would hide that one image has two labels."""
+    data = sites(tmp_path, duplicates="drop")
+    copy(tmp_path / "site_a/train/cat/0.png", tmp_path / "site_a/test/dog/9.png")
+    copy(tmp_path / "site_a/train/cat/1.png", tmp_path / "site_a/test/cat/9.png")
+    assert len(data.load("site_a").test) == 7, "the copy of the same class is dropped"
+    with pytest.raises(DataError, match=r"two labels: .*cat/0.png is 'cat' and .*dog/9.png is 'dog'"):
+        inspect(data, data.domains)
+
+
 def test_two_domains_with_the_same_images_are_refused(tmp_path: Path) -> None:
     source = sites(tmp_path)
     for path in sorted((tmp_path / "site_a").rglob("*.png")):
