@@ -1,6 +1,6 @@
 """The user's own images: every directory of class folders is a domain."""
 
-import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from common.data.layouts import (
     roles_of,
     with_images,
 )
-from common.data.names import split_of, unfit
+from common.data.names import name_key, split_of, unfit
 from common.data.own_images import OwnImages
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
@@ -341,8 +341,14 @@ def check_name(kind: str, folder: Path, root: Path) -> None:
         bare = printable(folder.name.lstrip("=+-@ ")).replace("\\", "_") or kind
         if unfit(kind, bare):
             bare += "_"
-        same = [place for place in sorted(root.rglob(glob.escape(folder.name))) if place.is_dir()] or [folder]
-        command = " && ".join(shell_line(["mv", "-n", place, place.with_name(bare)]) for place in reversed(same))
+        folders = sorted(Path(above, name) for above, names, _ in os.walk(root) for name in names)
+        same = [place for place in folders if place.name == folder.name] or [folder]
+        taken = {name_key(place.name) for place in folders if place.name != folder.name}
+        new, number = bare, 1
+        while name_key(new) in taken:  # one name for the folders of all sites, and no other class is joined
+            number += 1
+            new = f"{bare}_{number}"
+        command = " && ".join(shell_line(["mv", "-n", place, place.with_name(new)]) for place in reversed(same))
         raise DataError(f"folder: {printable(str(folder))}: the name of a {kind} {reason}; rename it: {command}")
 
 

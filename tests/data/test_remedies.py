@@ -264,6 +264,8 @@ CASES: dict[str, Build] = {
     "a site called average": shared_domain_names,
     "a site with -": partial(folder, sites=("-a", "b"), names={"-a": "a"}),
     "signs as classes": partial(folder, classes=("-1", "+2")),
+    "only signs as classes": partial(folder, classes=("+", "-"), names={"+": "class", "-": "class_2"}),
+    "a class with @ beside its bare name": partial(folder, classes=("@x", "x", "-x"), names={"@x": "x_3", "-x": "x_2"}),
     "a hidden site": partial(folder, extra=lambda root: write(root / ".c/cat/9.png", picture(999))),
     "folders of systems": partial(folder, extra=systems),
     "an empty class": partial(folder, extra=lambda root: (root / "a/owl").mkdir()),
