@@ -98,7 +98,7 @@ class Folder(OwnImages):
             return (root.name,)
         if not found:
             raise DataError(f"folder: {nothing_read(root)}")
-        if self.path:
+        if self.path and not self.path.startswith("domain/"):
             names: set[str] = set()
             for place in {path.parent for path in images_below(root)}:
                 if roles := roles_of(place.relative_to(root).parts, self.path):
@@ -108,13 +108,13 @@ class Folder(OwnImages):
                 return tuple(sorted(names))
         for folder in found:
             check_name("domain", folder, root)
-        if self.path:
+        if self.path and not self.path.startswith("domain/"):
             return tuple(folder.name for folder in found)
         _warn_of(root, not_read(root, deep=False))
         if loose := loose_images(root):
             _warn_of(root, [f"{quantity(len(loose), 'image')} in no folder of a domain, such as {loose[0].name}"])
         grids = {tuple(inside.name for inside in directories(folder) if loose_images(inside)) for folder in found}
-        if len(found) > 1 and len(grids) == 1 and () not in grids:
+        if not self.path and len(found) > 1 and len(grids) == 1 and () not in grids:
             warn_once(
                 f"folder: {root}: domains are {some_of([folder.name for folder in found], MAX_SHOWN)}, and classes, in "
                 f"each of them, {some_of(list(*grids), MAX_SHOWN)}; data.path=class/domain if it is the other way round"
@@ -285,7 +285,8 @@ class Folder(OwnImages):
 
     def _placed(self, directory: Path, domain: str, root: Path) -> Iterator[Placed]:
         """Yield the images of a domain, each with its split and its class."""
-        whole = directory == root and "domain" in self.path.split("/")  # the images of all domains are in it
+        # Where a domain is not root/domain, the images of all may be in the root.
+        whole = directory == root and "domain" in self.path.split("/")[1:]
         pattern = self._pattern(directory)
         if whole and any(roles_of(path.relative_to(root).parts[:-1], self.path) for path in images_below(root)):
             pattern = self.path

@@ -152,6 +152,35 @@ def test_devices_without_the_others_images_do_not_number_the_classes_by_their_ow
         assert named.load(site).whole.labels.unique().tolist() == [0, 1 if site == "a" else 2]
 
 
+DEVIATING = {
+    "domain/any/class": (("a/images/{label}", "b/{label}"), "b/cat/0.png"),
+    "domain/split/class": (("a/{part}/{label}", "b/{part}/{label}", "c/{label}"), "c/cat/0.png"),
+    "domain/class": (("a/{label}", "b/{label}", "c/p1/{label}"), "c/p1/cat/0.png"),
+}
+
+
+@pytest.mark.parametrize("path", DEVIATING)
+def test_a_site_that_lies_otherwise_than_the_path_says_is_not_left_out(path: str, tmp_path: Path) -> None:
+    """It vanished without a word, and all others trained on."""
+    patterns, named = DEVIATING[path]
+    for pattern, label, part, number in product(patterns, ("cat", "dog"), ("train", "test"), range(2)):
+        write_image(tmp_path / pattern.format(label=label, part=part) / f"{number}.png", number)
+    source = folder(tmp_path, path=path)
+    assert source.domains == tuple(sorted({pattern[0] for pattern in patterns}))
+    with pytest.raises(DataError, match=f"{named} does not lie as data.path={path} says; .*move"):
+        _ = source.class_names
+
+
+@pytest.mark.parametrize("path", ["domain/class/any", "domain/any/class"])
+def test_a_devices_own_folder_is_read_by_the_path_of_all(path: str, tmp_path: Path) -> None:
+    for label, number in product(("cat", "dog"), range(4)):
+        place = {"domain/class/any": f"{label}/p{number % 2}", "domain/any/class": f"scans/{label}"}[path]
+        write_image(tmp_path / "site_a" / place / f"{number}.png", number)
+    source = Folder(path=path, domains=("site_a", "site_b"), classes=("cat", "dog"), image_size=8)
+    for root in (tmp_path / "site_a", tmp_path):
+        assert len(source.load("site_a", root=str(root)).whole) == 8
+
+
 def test_a_folder_may_be_called_like_an_image(tmp_path: Path) -> None:
     write_classes(tmp_path / "ward.tif", {"cat.png": 5, "dog": 5})
     domain = folder(tmp_path).load("ward.tif")
