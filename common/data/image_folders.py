@@ -12,7 +12,7 @@ from common.config import Fraction, checked
 from common.data.batches import Split
 from common.data.domain import DataSource, Domain, Duplicates, search_roots
 from common.data.image_files import Reading, decode_files, image_files, states_of, subdirectory, without_duplicates
-from common.data.layouts import below, directories, found_in, moved_up, near_folder, read_as_folders
+from common.data.layouts import below, directories, found_in, has_same_names, moved_up, near_folder, read_as_folders
 from common.data.names import normal_name, split_of
 from common.errors import DataError, some_of
 from common.overrides import written_override
@@ -153,7 +153,8 @@ class ImageFolders(DataSource):
     def _other_classes(self, directory: Path, missing: str) -> str:
         """Return what to do if a class folder is not in the domain's directory."""
         for folder in directories(directory):
-            if not split_of(folder.name) and self._holds_classes(folder):
+            deeper = not split_of(folder.name) and self._holds_classes(folder)
+            if deeper and not has_same_names(folder, directory):
                 return moved_up(folder, directory)
         advice = read_as_folders(directory.parent, self.image_size, self._all_names())
         return advice or near_folder(missing, directories(directory)) or "Put that class's images there"

@@ -206,6 +206,12 @@ def near_folder(name: str, folders: Sequence[Path]) -> str:
     return ""
 
 
+def has_same_names(inner: Path, outer: Path) -> bool:
+    """Return whether ``outer`` has something of the name of what is in ``inner``, so that none of it can be moved."""
+    names = [path.name for path in inner.iterdir() if not path.name.startswith(".")]
+    return any((outer / name).exists() for name in names)
+
+
 def moved_up(inner: Path, outer: Path) -> str:
     """Return what to do if the class folders that ``outer`` should hold are in ``inner``, a folder in it."""
     command = f"mv {shlex.quote(str(inner))}/* {shlex.quote(str(outer))}/"
@@ -339,11 +345,27 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
         patterns = ["split/class"]
         usual = [place for place in usual if split_of(place[0])] or usual
     odd = sorted(place for place in places if not any(roles_of(place, pattern) for pattern in patterns))
+    others = sorted(place for place in places if len(place) != most)
+    splits = sorted(place for place in usual if split_of(place[-1]))
+    if not odd and (len(splits) == len(usual) or not others):  # images in no class folder, or these are the classes
+        good = others or [place for place in usual if place not in splits]
+        moves: list[str] = []
+        if good:
+            moves = [_put_right(place, good, root, ["domain/split/class"]) for place in splits[:MAX_FOUND]]
+        if moves and len(splits) < len(usual):
+            return "; ".join(moves)
+        return "; ".join([*moves, *_as_settings(usual, root, inside)])
     if not odd:  # a class or a domain has the name of a split
         patterns = [pattern for pattern in patterns if any(roles_of(place, pattern) for place in usual)]
-        odd = sorted(place for place in places if len(place) != most)
-    if 2 * sum(place not in odd for place in usual) > len(usual):
-        return "; ".join(dict.fromkeys(_put_right(place, usual, root, patterns) for place in odd[:MAX_FOUND]))
+        odd = others
+    good = [place for place in usual if place not in odd]
+    if 2 * len(good) > len(usual):
+        return "; ".join(dict.fromkeys(_put_right(place, good, root, patterns) for place in odd[:MAX_FOUND]))
+    return "; ".join(_as_settings(usual, root, inside))
+
+
+def _as_settings(usual: Sequence[Sequence[str]], root: Path, inside: Path | None) -> list[str]:
+    """Return the settings of :func:`layout_advice`, each with the domains and the classes that it reads."""
     ways: list[str] = []
     for roles in _ways(usual)[:MAX_WAYS]:
         shown: list[str] = []
@@ -354,7 +376,9 @@ def layout_advice(root: Path, inside: Path | None = None, in_use: str = "") -> s
             ways.append(f"data.path={'/'.join(roles)} reads {' and '.join(shown)}")
     if len(ways) > 1:
         ways.append("classes may also lie above domains, as in class/domain")
-    return "; ".join([*ways, _table_in(root)]).removesuffix("; ")
+    if table := _table_in(root):
+        ways.append(table)
+    return ways
 
 
 def paths_to(root: Path, domain: str) -> list[str]:
@@ -415,23 +439,39 @@ def _ways(places: Sequence[Sequence[str]]) -> list[list[str]]:
     return found
 
 
-def _put_right(place: Sequence[str], usual: Collection[Sequence[str]], root: Path, patterns: Sequence[str]) -> str:
-    """Return what to do with the images in a folder that is not where those of others are."""
+def _put_right(place: Sequence[str], good: Collection[tuple[str, ...]], root: Path, patterns: Sequence[str]) -> str:
+    """Return what to do with the images in a folder that is not where those of others are, the good ones."""
     folder = root.joinpath(*place)
     pattern = next((each for each in patterns if roles_of(place, f"{each}/{ANY}")), "")
-    if not pattern:
-        target = root.with_name(f"{root.name}-left")
-        while target.exists():
-            target = target.with_name(f"{target.name}-too")
+    fitting = [roles_of(names, pattern) for names in good]
+    classes = {roles["class"] for roles in fitting if roles}
+    if not pattern or all(split_of(name) for name in classes):
+        target = _left(place, root)
         command = (
             f"{shell_line(['mkdir', '-p', target])} && find {_quoted_path(folder)} -maxdepth 1 -type f -exec mv {{}}"
         )
-        return f"move it into one, or take all of {folder} out ({command} {_quoted_path(target)} ';')"
-    classes = {roles["class"] for names in usual if (roles := roles_of(names, pattern))}
+        example = root.joinpath(*min(good))
+        return (
+            f"move it into a folder such as {example}, or take all of {folder} out "
+            f"({command} {_quoted_path(target)} ';')"
+        )
     roles = roles_of(place, f"{pattern}/{ANY}")
     if place[-1] in classes and roles["class"] not in classes:
-        return moved_up(folder.parent, root.joinpath(*place[: pattern.count("/")]))
+        inner, outer = folder.parent, root.joinpath(*place[: pattern.count("/")])
+        if not has_same_names(inner, outer):
+            return moved_up(inner, outer)
+        target = _left(place[:-1], root)
+        command = f"{shell_line(['mkdir', '-p', target.parent])} && {shell_line(['mv', '-n', inner, target])}"
+        return f"{inner} holds class folders that {outer} has, too: join those of one name, or take it out ({command})"
     return f"data.path={pattern}/{ANY} reads what lies deeper as of its class folder"
+
+
+def _left(place: Sequence[str], root: Path) -> Path:
+    """Return where what is taken out of a folder below ``root`` is kept: beside it, and apart from that of others."""
+    beside = root.with_name(f"{root.name}-left")
+    while beside.joinpath(*place).exists():
+        beside = beside.with_name(f"{beside.name}-too")
+    return beside.joinpath(*place)
 
 
 def _quoted_path(path: Path) -> str:

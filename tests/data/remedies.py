@@ -33,6 +33,7 @@ SETTING = rf"(?:data=table )?(?=['\"]?(?:data\.\w+|model\.weights)=)(?:{WORD})+"
 COMMANDS = (
     r"\(cd .*? done\)",
     rf"(?:mkdir -p {WORD} && )?(?:python -m zipfile -e {WORD} {WORD}|tar -xf {WORD} -C {WORD})",
+    rf"mkdir -p {WORD} && mv -n {WORD} {WORD}",
     rf"mkdir -p {WORD} && find {WORD} -maxdepth 1 -type f -exec mv \{{\}} {WORD} ';'",
     rf"find {WORD} -name {WORD} -exec {WORD} -P -c {WORD} '\{{\}}' \+",
     rf"iconv -f {WORD} -t UTF-8 {WORD} > {WORD}",

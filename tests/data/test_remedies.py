@@ -360,6 +360,22 @@ CASES: dict[str, Build] = {
             (root / "c").rename(root / "b/images"),
         ),
     ),
+    "class folders again one level deeper": partial(
+        folder, extra=lambda root: write(root / "a/old/cat/9.png", picture(999))
+    ),
+    "class folders of a split beside others": partial(
+        folder, extra=lambda root: write(root / "a/train/cat/9.png", picture(999))
+    ),
+    "classes called as splits": partial(folder, classes=("train", "test")),
+    "one site without class folders": partial(
+        folder,
+        pattern="{site}/{part}/{label}",
+        parts=("train", "test"),
+        extra=lambda root: [write(root / f"c/{part}/9.png", picture(999)) for part in ("train", "test")],
+    ),
+    "one site of splits without class folders": partial(
+        folder, extra=lambda root: [write(root / f"c/{part}/9.png", picture(999)) for part in ("train", "test")]
+    ),
     "an image in no class": partial(folder, extra=lambda root: write(root / "a/9.png", picture(999))),
     "an image beside the sites": partial(folder, extra=lambda root: write(root / "9.png", picture(999))),
     # other kinds of files
@@ -500,6 +516,29 @@ def test_a_file_that_is_written_twice_keeps_both_originals(tmp_path: Path) -> No
             assert np.array_equal(after, expected), "no level is lost"
     kept = sorted(path for path in tmp_path.iterdir() if path != place)
     assert [path.read_bytes() for path in kept] == contents
+
+
+def test_what_is_taken_out_of_two_sites_is_kept_of_both(tmp_path: Path) -> None:
+    """Of images of one name, the second replaced the first."""
+    case = folder(tmp_path / "data")
+    for number, site in enumerate(SITES):
+        write(case.root / site / "9.png", picture(1000 + number))
+    held = {digest(path.read_bytes()) for path in tmp_path.rglob("*.png")}
+    for steps in remedies(attempt(case.settings).error):
+        obey(case, steps)
+    assert {digest(path.read_bytes()) for path in tmp_path.rglob("*.png")} == held
+    assert len(attempt(case.settings).images) == len(held) - 2
+
+
+def test_folders_of_splits_alone_are_not_said_to_be_read_deeper(tmp_path: Path) -> None:
+    """Obeyed, domain/class/any read the splits as classes."""
+    case = folder(tmp_path / "data", "{site}/{part}", parts=("train", "test"))
+    assert "data.path=domain/class reads domains a, b and classes test, train" in attempt(case.settings).error
+    write(case.root / "b/train/cat/9.png", picture(999))
+    for settings in (case.settings, [*case.settings, "data.path=domain/class"]):
+        error = attempt(settings).error
+        assert "domain/class/any" not in error
+        assert remedies(error)
 
 
 QUICK = list(CASES)[::3]
