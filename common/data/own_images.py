@@ -162,13 +162,18 @@ class OwnImages(DataSource):
         counts = {word: len(by_split[word]) for word in ("test", "validation") if word in by_split}
         if "train" in by_split or not counts:
             return
+        called = "call the split of all of them train"
+        trained = f"add train images, or {called}: a share of each class is then held out to score"
+        labels = [label for files in by_split.values() for _, label in files]
+        if len(set(labels)) == len(labels):  # of one image of each class, no share can be held out
+            called, trained = "call the split of one of them train", "add train images"
         found = " and ".join(quantity(count, f"{word} image") for word, count in counts.items())
         left_out = written_override("protocol.leave_out", [domain])
         raise DataError(
-            f"{self.name}: domain {domain!r} in {place} has {found}, and no train images. To train there, add train "
-            "images, or call the split of all of them train: a share of each class is then held out to score. To only "
-            f"score them, call it train, too, and run with {shell_line(['protocol=leave_one_out', left_out])} "
-            "protocol.unseen=whole, or goldfinch evaluate MODEL --split all"
+            f"{self.name}: domain {domain!r} in {place} has {found}, and no train images. To train there, {trained}. "
+            f"To only score them, {called}, too, and run with {shell_line(['protocol=leave_one_out', left_out])} "
+            f"protocol.unseen=whole, or goldfinch evaluate MODEL --split all data={self.name} and the run's other "
+            "settings of data"
         )
 
     def check_parts(self, domain: str, place: object, train: Files, test: Files) -> None:

@@ -141,9 +141,24 @@ def test_a_site_of_scored_images_alone_is_not_trained_on_unasked(
     source.forget()
     found = source.load("external")
     assert (len(found.train), len(found.test)) == (16, 4)
+    assert f"goldfinch evaluate MODEL --split all data={source.name} and the run's other" in str(told.value)
     step = re.search(r"run with (.*), or goldfinch evaluate MODEL --split all", str(told.value))
     assert step
     composed = compose_config(["data=folder", "data.domains=[ward]", *shlex.split(step[1])])
     protocol = build(composed["protocol"], "protocol")
     assert [client.domain for client in protocol.clients(source)] == ["ward"]
     assert len(protocol.test_split(found)) == 20
+
+
+def test_a_site_to_be_scored_with_one_image_of_each_class_gets_a_remedy_that_works(tmp_path: Path) -> None:
+    read = external_folders(tmp_path, "test")
+    for path in sorted((tmp_path / "external").rglob("*.png"))[1:10]:
+        path.unlink()
+    for path in sorted((tmp_path / "external").rglob("*.png"))[2:]:
+        path.unlink()
+    with pytest.raises(DataError, match="score them, call the split of one of them train, too") as told:
+        read().load("external")
+    assert "held out" not in str(told.value)
+    (tmp_path / "external" / "train").mkdir()
+    (tmp_path / "external" / "test" / "cat").rename(tmp_path / "external" / "train" / "cat")
+    assert len(read().load("external").whole) == 2
