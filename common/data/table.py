@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +16,10 @@ from common.data.cache import cached
 from common.data.domain import Domain, ImageSize
 from common.data.image_files import decode_each, kept_images, states_of, without_duplicates
 from common.data.image_folders import Files, decoded_domain, read_images
-from common.data.names import DOMAIN_NAMES, NO, YES, can_be_domain, coinciding, name_key, split_of
+from common.data.layouts import MAX_SAMPLED, directories
+from common.data.names import DOMAIN_NAMES, NO, SUFFIXES, YES, can_be_domain, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
-from common.data.table_files import HUB_NAME, MAX_ABOVE, MAX_CELL, Columns, Row, is_table, sites_in
+from common.data.table_files import HUB_NAME, MAX_ABOVE, MAX_CELL, PARQUET, Columns, Row, is_table, sites_in
 from common.data.table_process import OpenTable, encoded_images, open_table
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
@@ -28,6 +30,9 @@ _VERSION = 3  # raise when decoding changes
 
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""
+
+OF_DOMAINS = frozenset({".csv", ".tsv", ".arrow", *PARQUET, *SUFFIXES})
+"""Suffixes of tables and images, by which a folder seems to be meant as a domain."""
 
 MAX_OFF = 0.1
 """How far whole groups may take the share of train images from ``train_fraction`` without a warning."""
@@ -89,6 +94,13 @@ class Table(OwnImages):
         found: list[str] = []
         if self.root and root.is_dir():
             found = [each.name for each in sorted(root.iterdir()) if is_table(each / self.path)]
+            others = [each.name for each in directories(root) if each.name not in found and _holds_data(each)]
+            if found and others:
+                wanted = self.path or "table"
+                warn_once(
+                    f"table: {root}: folders that hold no {wanted} are no domains: {some_of(others, 5)}; if one is "
+                    f"meant to be, put its {wanted} there"
+                )
         if not found:
             raise ValueError(f"{self._missing()}, or name the domains (data.domains=[a,b])")
         return tuple(found)
@@ -247,16 +259,21 @@ class Table(OwnImages):
         every: dict[str, Files] = {}
         groups: dict[Path, str] = {}
         listed: Counter[Path] = Counter()
-        for row in self._rows_of(table, domain, own=own):
-            if not row.label:
+        unmarked = _unmarked(table)
+        rows = self._rows_of(table, domain, own=own)
+        if table.columns.group:
+            _check_group_names(table, rows)
+        for row in rows:
+            if not row.label.strip():
                 raise DataError(f"table: {table.name}, {row.where}: no label; give it one, or take the row out")
             item = places.of(row), self.label_of(row.label, table.name)
-            every.setdefault(_part(table, row), []).append(item)
+            every.setdefault(_part(table, row) or unmarked, []).append(item)
             listed[item[0]] += 1
-            if groups.setdefault(item[0], row.group) != row.group:
+            group = row.group.strip()
+            if groups.setdefault(item[0], group) != group:
                 raise DataError(
                     f"table: {table.name}, {row.where}: {item[0]} is of the group {groups[item[0]]!r} and of "
-                    f"{row.group!r} in {table.columns.group!r}; give all of its rows one"
+                    f"{group!r} in {table.columns.group!r}; give all of its rows one"
                 )
         _check_listed(domain, table, every, listed)
         train, test = self.divided(domain, table.name, every)
@@ -327,6 +344,11 @@ class Table(OwnImages):
         return decoded_domain(domain, train, test, *kept_images(cached("table-images", key, build), names))
 
 
+def _holds_data(folder: Path) -> bool:
+    """Return whether a folder holds images or tables, directly or deeper, by the suffixes of its first files."""
+    return any(path.suffix.lower() in OF_DOMAINS for path in islice(folder.rglob("*"), MAX_SAMPLED))
+
+
 def _domains_of(table: OpenTable) -> list[str]:
     """Return the names in a table's column of domains, each once.
 
@@ -335,10 +357,10 @@ def _domains_of(table: OpenTable) -> list[str]:
     """
     names: dict[str, None] = {}
     for row in table.rows:
-        if not row.domain:
+        if not row.domain.strip():
             raise DataError(
                 f"table: {table.name}, {row.where}: no domain in {table.columns.domain!r}; give it one, or take the "
-                "row out"
+                "row out. If the column is none of domains: data.domain=none"
             )
         if not can_be_domain(row.domain):
             raise DataError(
@@ -544,12 +566,27 @@ def leading_groups(files: Files, groups: Mapping[Path, str], fraction: float) ->
     return train, test
 
 
+def _check_group_names(table: OpenTable, rows: Sequence[Row]) -> None:
+    """Check that rows have a group each, and that no two names of groups differ in blanks at their ends alone."""
+    column = table.columns.group
+    first: dict[str, str] = {}
+    for row in rows:
+        name = row.group.strip()
+        if not name:
+            raise DataError(
+                f"table: {table.name}, {row.where}: a row has no {column!r}, the group; write the group of each image"
+            )
+        if (other := first.setdefault(name, row.group)) != row.group:
+            raise DataError(
+                f"table: {table.name}, {row.where}: {other!r} and {row.group!r} in {column!r} are two spellings of one "
+                "group; write it without blanks at the ends"
+            )
+
+
 def _check_groups(table: OpenTable, groups: Mapping[Path, str], train: Files, test: Files) -> None:
-    """Check that every image has a group, and that no group is in both splits."""
+    """Check that no group is in both splits."""
     trained = {groups[path] for path, _ in train}
     column = table.columns.group
-    if "" in groups.values():
-        raise DataError(f"table: {table.name}: a row has no {column!r}, the group; write the group of each image")
     if both := sorted(trained & {groups[path] for path, _ in test}):
         raise DataError(
             f"table: {table.name}: {some_of(both, 3)} of {column!r} are groups with images in train and in test; put "
@@ -561,13 +598,21 @@ def _number(path: Path) -> int:
     return int(path.name.removeprefix("row "))
 
 
+def _unmarked(table: OpenTable) -> str:
+    """Return the split of rows without a cell of it: train if the column only marks those to score, else none."""
+    scored = name_key(table.columns.scored)
+    if scored and {name_key(row.split) for row in table.rows if row.split.strip()} == {scored}:
+        return "train"
+    return ""
+
+
 def _part(table: OpenTable, row: Row) -> str:
     """Return the split of a row: ``train``, ``test``, ``validation`` or empty."""
     word, columns = row.split, table.columns
-    if columns.scored:
-        return "test" if name_key(word) == name_key(columns.scored) else "train"
     if not word.strip():
         return ""
+    if columns.scored:
+        return "test" if name_key(word) == name_key(columns.scored) else "train"
     flag, answer = split_of(columns.split), name_key(word)
     if flag and not split_of(word) and answer in YES | NO:
         if answer in YES:
@@ -579,7 +624,7 @@ def _part(table: OpenTable, row: Row) -> str:
         return "unread"
     if not part:
         raise DataError(
-            f"table: {table.name}, {row.where}: {word!r} in {table.columns.split!r} is no split; write train, test, "
-            "validation or nothing. If the column is none of splits: data.split=none"
+            f"table: {table.name}, {row.where}: {word!r} in {table.columns.split!r} is no split; write train, test or "
+            "validation. If the column is none of splits: data.split=none"
         )
     return part

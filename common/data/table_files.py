@@ -85,6 +85,9 @@ MAX_SAMPLED = 2**16
 MAX_VALUES, MAX_NUMBERS = 10_000, 10
 """Different values of a column that are counted; whole numbers that may be of folds."""
 
+MIN_FILLED = 0.75
+"""Share of the cells of a column with a value, from which on it may be of labels, domains or folds."""
+
 MAX_SHOWN = 5
 """Names in one message."""
 
@@ -114,9 +117,14 @@ class Columns:
 
 @dataclass
 class Cells:
-    """What the cells of a column hold: how often each value, while there are few, and how many seem to be paths."""
+    """What the cells of a column hold: how often each value, while there are few, and how many seem to be paths.
+
+    An empty cell has no value. Where few cells are empty, they are missing; a column with many, such as one of remarks,
+    is taken for one of labels, domains or splits only by its name or words of splits.
+    """
 
     rows: int = 0
+    filled: int = 0
     read: int = 0
     paths: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -124,8 +132,10 @@ class Cells:
     def add(self, cells: Sequence[str], base: Path) -> None:
         """Count cells of a table whose paths are relative to ``base``."""
         self.rows += len(cells)
+        filled = [cell for cell in cells if cell.strip()]
+        self.filled += len(filled)
         if len(self.counts) <= MAX_VALUES:
-            self.counts.update(cells)
+            self.counts.update(filled)
         if self.read < BATCH:
             self.read += len(cells)
             self.paths += sum(is_path(cell, base) for cell in cells)
@@ -136,14 +146,19 @@ class Cells:
         return 2 * self.paths > self.read > 0
 
     @property
+    def is_filled(self) -> bool:
+        """Whether so many cells have a value that one without is missing."""
+        return self.filled >= MIN_FILLED * self.rows
+
+    @property
     def repeats(self) -> bool:
         """Whether there are several values, each of two rows or more on average."""
-        return 2 <= len(self.counts) <= max(2, self.rows // 2) and "" not in self.counts
+        return self.is_filled and 2 <= len(self.counts) <= max(2, self.filled // 2)
 
     @property
     def is_few(self) -> bool:
         """Whether there are few values for so many rows, as of domains."""
-        return self.repeats and len(self.counts) <= max(2, math.isqrt(self.rows))
+        return self.repeats and len(self.counts) <= max(2, math.isqrt(self.filled))
 
     @property
     def is_number(self) -> bool:
@@ -309,8 +324,8 @@ def sites_in(folder: Path) -> tuple[str, ...]:
         raise DataError(
             f"table: {place}: {some_of(sorted(paths), MAX_SHOWN)} may be domains or parts of one table; as domains: "
             f'({enter} && for f in {files}; do mkdir -p "${{f%.*}}" && mv "$f" "${{f%.*}}"; done) and '
-            f"{written_override('data.root', place)} data.path=; as one table: ({enter} && n=0 && for f in {files}; do "
-            'n=$((n+1)); mv "$f" "$(printf part-%05d $n)-$f"; done)'
+            f"{written_override('data.root', place)} data.path=.; as one table: ({enter} && n=0 && for f in {files}; "
+            'do n=$((n+1)); mv "$f" "$(printf part-%05d $n)-$f"; done)'
         )
     warn_once(f"table: {place}: each file is a domain: {some_of(sorted(paths), MAX_SHOWN)}")
     return tuple(sorted(paths))
@@ -600,7 +615,7 @@ def _form(path: Path) -> Form:
         if error.end < len(start) or len(start) < MAX_SAMPLED:
             raise DataError(f"table: {path} is not in UTF-8 ({error}); {_recoded(path, 'ISO-8859-1')}") from error
         text = start[: error.start].decode("utf-8-sig")
-    lines = text.splitlines(keepends=True)
+    lines = list(io.StringIO(text, newline=""))  # as a file is read: other signs do not end a line
     if len(start) == MAX_SAMPLED and len(lines) > 1:
         lines.pop()
     above = 0
@@ -610,8 +625,8 @@ def _form(path: Path) -> Form:
     separator = max(separators, key=lambda each: _fit(lines[above:], each, path))
     while above < len(lines) - 1 and (not lines[above].strip() or _is_comment(lines[above:], separator, path)):
         above += 1
-    rows = [row for row in _cells(lines[above:], separator) if row]
-    columns = rows[0] if rows else []
+    reader = _cells(lines[above:], separator)
+    columns: list[str] = next(filter(None, reader), [])
     if not columns or len(columns) > MAX_COLUMNS:
         raise DataError(f"table: {path} has {len(columns)} columns; it needs the columns of the images and of labels")
     if any(is_path(cell, path.parent) for cell in columns):
@@ -622,7 +637,7 @@ def _form(path: Path) -> Form:
     else:
         if above:
             warn_once(f"table: {path}: not read above its header: {counted(above, 'line')}")
-        above += 1 + sum(1 for _ in itertools.takewhile(lambda line: not line.strip(), lines[above:]))
+        above += reader.line_num  # blank lines above the header, and each line of a cell that has several
     if separator != ",":
         warn_once(f"table: {path}: its columns are separated by {SEPARATORS.get(separator, repr(separator))}")
     return Form(separator, tuple(columns), above)
@@ -652,7 +667,7 @@ def _is_comment(lines: Sequence[str], separator: str, path: Path) -> bool:
     """Return whether the first line begins with # and is no header: the next one is, or it has other cells."""
     if not lines[0].startswith("#"):
         return False
-    first, following, last = list(_cells([lines[0], lines[1], lines[-1]], separator))
+    first, following, last = (next(_cells([line], separator)) for line in (lines[0], lines[1], lines[-1]))
     return len(first) != len(last) or not any(is_path(cell, path.parent) for cell in following)
 
 
@@ -765,11 +780,13 @@ def _kind(stored: Any, described: Any) -> ColumnKind:
         return ColumnKind(holds)
     if types.is_binary(stored) or types.is_large_binary(stored):
         return ColumnKind("images")
-    if types.is_nested(stored):
-        return ColumnKind("other")
     if types.is_integer(stored) and isinstance(described, Mapping) and described.get("_type") == "ClassLabel":
         return ColumnKind("labels", tuple(map(str, described.get("names") or ())))
-    return TEXT
+    text = types.is_string(stored) or types.is_large_string(stored)
+    number = types.is_integer(stored) or types.is_floating(stored) or types.is_boolean(stored)
+    if text or number or types.is_null(stored):
+        return TEXT
+    return ColumnKind("other")
 
 
 def _contents(parts: Sequence[TablePart], kinds: Mapping[str, ColumnKind]) -> dict[str, Cells]:
@@ -868,12 +885,14 @@ def _with_few_values(
         for part in parts:
             for cells, _, _ in _cell_batches(part, [*words, columns.label], {}):
                 for name in words:
-                    pairs[name].update(zip(cells[name], cells[columns.label], strict=True))
+                    both = zip(cells[name], cells[columns.label], strict=True)
+                    pairs[name].update((word, label) for word, label in both if word.strip() and label.strip())
         words = [name for name in words if len(pairs[name]) > len(left[name].counts)]  # others are like the labels
     folds: list[str] = []
     if not settled.split:
         for name, held in left.items():
-            if held.is_yes_or_no or (held.is_few and held.is_number and len(held.counts) <= MAX_NUMBERS):
+            yes_or_no = held.is_filled and held.is_yes_or_no
+            if yes_or_no or (held.is_few and held.is_number and len(held.counts) <= MAX_NUMBERS):
                 folds.append(name)
     if words == sites and len(words) == 1:
         columns, sites = replace(columns, domain=words[0]), []
@@ -925,7 +944,8 @@ def _check_kinds(place: str, columns: Columns, kinds: Mapping[str, ColumnKind]) 
         name = getattr(columns, what)
         if name and kinds[name].holds not in ("text", "labels"):
             raise DataError(
-                f"table: {place}: {name!r} holds no single text or number in each row, as data.{what} needs"
+                f"table: {place}: {name!r} holds no single text or number in each row, as data.{what} needs; save it "
+                "so, or choose another column"
             )
 
 
@@ -1036,11 +1056,7 @@ def _texts(column: pyarrow.ChunkedArray, name: str, names: Sequence[str]) -> lis
     pyarrow = _pyarrow()
     if pyarrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    kind = column.type
-    text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
-    number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
-    if not (text or number or pyarrow.types.is_null(kind)):
-        raise DataError(f"table: the column {name!r} is of the kind {kind}; save it as text or as whole numbers")
+    text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
     if text and (pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0) > MAX_CELL:
         raise DataError(f"table: a cell of {name!r} has more than {MAX_CELL} characters; shorten it")
     texts: list[str] = []

@@ -149,7 +149,7 @@ def remedies(error: str) -> list[list[str]]:
     found: list[list[str]] = []
     end = -1
     for step in STEP.finditer(error):
-        text = step[0].rstrip(".,")
+        text = re.sub(r"(?<!=)[.,]+$", "", step[0])
         if found and error[end : step.start()] in JOINED:
             found[-1].append(text)
         else:
@@ -171,7 +171,8 @@ def obey(case: Case, steps: Sequence[str]) -> None:
                 subprocess.run(["bash", "-c", line], check=True, capture_output=True, cwd=elsewhere)
             continue
         for setting in shlex.split(step):
-            key = setting.partition("=")[0]
+            key, _, value = setting.partition("=")
+            assert value or setting == "data=table", f"the command line refuses {setting}"
             kept = [item for item in case.settings if not item.startswith(f"{key}=")]
             case.settings = [*kept, setting]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import logging
 import os
 import subprocess
@@ -301,7 +303,10 @@ WRONG = {
     "no label column": ("file\npictures/1.png\n", "label; choose one: data.label=file"),
     "no label": ("path,label\npictures/1.png,\n", "row 1: no label"),
     "no path": ("path,label\n,cat\n", "row 1: '' is no path"),
-    "another split": ("path,label,split\npictures/1.png,cat,later\n", "row 1: 'later' in 'split' is no split"),
+    "another split": (
+        "path,label,split\npictures/1.png,cat,later\n",
+        "'later' in 'split' is no split; write train, test or v",
+    ),
     "a fold": (
         "path,label,fold\n" + "".join(f"pictures/{n}.png,cat,{n % 2}\n" for n in range(6)),
         "data.domain=fold makes a domain of each of 0, 1; data.split=fold:0 scores .*data.split=none",
@@ -399,6 +404,101 @@ def test_a_row_without_a_domain_is_in_none_and_is_named(tmp_path: Path) -> None:
     for domains in ((), ("a", "b")):
         with pytest.raises(DataError, match="row 6: no domain in 'ward'; give it one, or take the row out"):
             table(place, domain="ward", domains=domains).load("a")
+
+
+MISSING: dict[str, tuple[tuple[str, str], dict[str, str], str]] = {
+    "no label, no name": (("diagnosis", "hospital"), {}, "diagnosis and hospital may both be the label"),
+    "no domain": (("hospital", "label"), {}, "row 1: no domain in 'hospital'.*none of domains: data.domain=none"),
+    "no fold": (("fold", "label"), {}, "fold may be domains or splits.*data.split=fold:0 scores"),
+    "no fold of those asked for": (("fold", "label"), {"split": "fold:0"}, "1 rows have no split"),
+    "no flag": (("reviewed", "label"), {}, "reviewed may be domains or splits"),
+}
+WORDS = {"diagnosis": "xy", "hospital": "pq", "fold": "01", "label": "xy"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("case", MISSING)
+def test_one_empty_cell_makes_no_column_another(case: str, kind: str, tmp_path: Path) -> None:
+    """The hospitals became the classes, all hospitals one client, and a row without a fold was trained on."""
+    names, fields, message = MISSING[case]
+    write_list(tmp_path / "unused.csv", "", images=16)
+    cells: dict[str, list[Any]] = {"path": [f"pictures/{number}.png" for number in range(16)]}
+    for each, name in enumerate(names):
+        words = WORDS.get(name, ("yes", "no"))
+        cells[name] = [words[number // (each + 1) % 2] for number in range(16)]
+    cells[names[0]][0] = None
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "site.parquet")
+    else:
+        lines = [",".join(cells)]
+        for row in zip(*cells.values(), strict=True):
+            lines.append(",".join(cell or " " for cell in row))
+        (tmp_path / "site.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=message):
+        table(tmp_path / f"site.{kind}", **fields).load("site")
+    if case == "no domain":
+        assert len(table(tmp_path / f"site.{kind}", domain="none").load("site").whole) == 16
+
+
+def test_a_column_with_few_cells_is_not_asked_about(tmp_path: Path) -> None:
+    """Remarks, and a mark in the rows of test images alone."""
+    rows: list[str] = []
+    for number in range(12):
+        row = f"pictures/{number}.png,{'xy'[number % 2]}"
+        rows.append(f"{row},{('blurred', 'dark')[number % 2] * (number < 7)},{'x' * (number < 3)}")
+    place = write_list(tmp_path / "site.csv", "path,label,remark,held\n" + "\n".join(rows) + "\n", images=12)
+    assert len(table(place).load("site").whole) == 12
+    assert levels(table(place, split="held:x").load("site").test) == [0, 1, 2]
+
+
+def test_two_spellings_of_a_group_are_no_two_groups(tmp_path: Path) -> None:
+    """A patient was in train and, as another one, in test."""
+    patients = ["p1", "p2", "p3", "p3 "]
+    rows = [f"pictures/{number}.png,{'ab'[number % 2]},{patients[number]}" for number in range(4)]
+    place = write_list(tmp_path / "site.csv", "path,label,patient\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match="row 4: 'p3' and 'p3 ' in 'patient' are two spellings of one group"):
+        table(place, group="patient").load("site")
+    place.write_text(place.read_text().replace("p3 ", "P3"))
+    assert len(table(place, group="patient").load("site").whole) == 4, "names may differ in case"
+
+
+def test_columns_of_dates_are_not_read(tmp_path: Path) -> None:
+    write_list(tmp_path / "unused.csv", "")
+    cells: dict[str, Any] = {"path": [f"pictures/{number}.png" for number in range(4)], "label": ["x", "y"] * 2}
+    cells["when"] = [datetime.datetime(2024, 1, 1)] * 4
+    cells["day"] = [datetime.date(2024, 1, 1)] * 4
+    cells["price"] = [decimal.Decimal("1.50")] * 4
+    pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "site.parquet")
+    assert len(table(tmp_path / "site.parquet").load("site").whole) == 4
+    with pytest.raises(DataError, match=r"'when' holds no single text or number in each row, as data\.group needs"):
+        table(tmp_path / "site.parquet", group="when")
+
+
+HEADERS = {
+    "a break": 'path,"la\nbel"',
+    "a break of Windows": '"pa\r\nth",label',
+    "a sign that breaks no line": "# by\u2028hand\npath,label",
+    "a comment above a break": '# by hand\npath,"la\nbel"',
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_may_take_several_lines(case: str, tmp_path: Path) -> None:
+    """As Excel writes a cell with a line break."""
+    rows = "".join(f"pictures/{number}.png,{'xy'[number % 2]}\n" for number in range(4))
+    source = table(write_list(tmp_path / "site.csv", f"{HEADERS[case]}\n{rows}"))
+    assert source.class_names == ("x", "y")
+    assert sorted(levels(source.load("site").whole)) == [0, 1, 2, 3]
+
+
+def test_a_folder_without_the_table_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for place in ("site_a/images.csv", "site_b/images.csv", "site_c/Images.csv"):
+        write_list(tmp_path / place, LISTED)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "readme.txt").touch()
+    with caplog.at_level(logging.WARNING):
+        assert Table(root=str(tmp_path), path="images.csv", image_size=8).domains == ("site_a", "site_b")
+    assert "folders that hold no images.csv are no domains: site_c; if one is meant to be" in caplog.text
 
 
 @pytest.mark.parametrize(("cell", "which"), [("7", "none"), ("1", "all")])
