@@ -115,6 +115,15 @@ def test_class_folders_one_level_deeper_are_moved_up(
     assert len(source.load(domain, root=str(tmp_path), own=False).train)
 
 
+def test_class_folders_are_not_moved_onto_others(tmp_path: Path) -> None:
+    """The command that was printed ended with Directory not empty."""
+    write_classes(tmp_path / "amazon", dict.fromkeys(list(OFFICE)[1:], 2))
+    write_classes(tmp_path / "amazon" / "old", OFFICE)
+    message = message_of(OfficeCaltech(root=str(tmp_path)), "amazon")
+    assert "Put that class's images there" in message
+    assert "mv" not in message
+
+
 def test_a_data_set_in_a_folder_of_another_name_is_found(tmp_path: Path) -> None:
     for domain in ("amazon", "caltech10"):  # another name of caltech
         write_classes(tmp_path / "old data" / domain, OFFICE)
