@@ -63,8 +63,8 @@ class PerFedAvg(Method):
         """``w <- w - a grad L(w)`` on training batches of the client's own."""
         local.model.train()
         for images, labels in islice(self._adaptation_batches(local), self.adapt_steps):
-            local.model.zero_grad(set_to_none=True)
-            self.loss(local.forward(images, labels), local).total.backward()
+            local.model.zero_grad(set_to_none=True)  # the optimiser has no parameters before training
+            local.backward(self.loss(local.forward(images, labels), local).total)
             displace(local.model, -self._inner(local))
 
     def _adaptation_batches(self, local: ClientContext) -> Iterator[tuple[Tensor, Tensor]]:

@@ -60,7 +60,7 @@ def remedies(settings: RunSettings, steps: int) -> list[str]:
     if settings.data.augmentation.normalisation == "fixed":
         settings_to_try.append("data.augmentation.normalisation=image (if domains differ in brightness or contrast)")
     longer: list[str] = []
-    if train.batch_size > 8:
+    if train.batch_size > 8 and train.local_steps is None:
         longer.append("train.batch_size=8")
     if train.epochs < 5:
         longer.append("train.epochs=5")

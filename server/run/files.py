@@ -462,22 +462,28 @@ def goes_on(lines: Iterable[Mapping[str, Any]]) -> bool:
     return not reasons or any(IN_A_NEW_RUN not in reason for reason in reasons)
 
 
-def last_replies(lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, int], set[str]]:
-    """Return the steps of each client's last training, and the clients that did not reply when they were asked last.
+def last_replies(lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, int], dict[str, float], set[str]]:
+    """Return what the last replies tell, for a run that goes on.
+
+    That is the steps of each client's last training, the last mean cross-entropy in training of each domain, and the
+    clients that did not reply when they were asked last.
 
     Args:
         lines: lines of ``replies.jsonl``.
     """
     steps: dict[str, int] = {}
+    losses: dict[str, float] = {}
     silent: set[str] = set()
     for line in lines:
         if line.get("steps"):
             steps[line["client"]] = line["steps"]
+        if "cross_entropy" in line.get("losses", {}):
+            losses[line["domain"]] = line["losses"]["cross_entropy"]
         if line["status"] == "lost":
             silent.add(line["client"])
         elif line["status"] not in ("failed", "late"):
             silent.discard(line["client"])
-    return steps, silent
+    return steps, losses, silent
 
 
 def counts_less(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

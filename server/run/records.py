@@ -61,11 +61,9 @@ class Recorder:
         """Clients that count for fewer samples than they registered, each reported once."""
         self._unscored: set[str] = set()
         """Domains that no client was asked to score in the last exchange."""
-        self._training_loss: dict[str, float] = {}
-        """The last mean cross-entropy in training of a client of each domain."""
         self._further = FurtherMeasures(settings, history.event)
-        self._steps, self.registry.silent = last_replies(stream_lines(history.folder / REPLIES))
-        """Steps that each client took in its last training; clients that did not reply when they were asked last."""
+        self._steps, self._training_loss, self.registry.silent = last_replies(stream_lines(history.folder / REPLIES))
+        """Steps of each client's last training; each domain's last loss in training; clients that did not reply."""
         self._skipped = set(history.rounds("round skipped"))
         scores = history.scores()
         self._collapsed = {entry["domain"] for entry in scores.events if entry["event"] == "collapsed"}
@@ -90,6 +88,15 @@ class Recorder:
         if not self._validated.scores:
             return -1
         return self._validated.scores[-1].round
+
+    @property
+    def rounds_since_best(self) -> int:
+        """The trained states after the best, of which validation samples of as many domains were scored."""
+        scores = states(self._validated.scores, self._skipped)
+        best = best_round(scores)
+        if best is None:
+            return 0
+        return sum(score.round > best.round and len(score.missing) <= len(best.missing) for score in scores)
 
     def _choose_best(self) -> None:
         """Set ``federation.best``; -1 without a score on validation samples."""

@@ -19,7 +19,8 @@ MAX_LINES = 40
 def is_out_of_patience(settings: RunSettings, done: int, recorder: Recorder) -> bool:
     """Return whether validation scores have not improved for ``train.patience`` rounds.
 
-    Most methods score a round's state in the round after it, so such a run does one round more.
+    Most methods score a round's state in the round after it, so such a run does one round more. A round without a
+    client's score says nothing of an improvement, and does not count.
 
     Args:
         settings: the run's settings.
@@ -31,8 +32,7 @@ def is_out_of_patience(settings: RunSettings, done: int, recorder: Recorder) -> 
         return False
     if settings.method.scores_new_state and recorder.validated < done:
         return False  # the last state must have a score
-    best = recorder.federation.best
-    return best >= 0 and recorder.validated - best >= patience
+    return recorder.rounds_since_best >= patience
 
 
 def unusable(problem: str, number: int, *, trained: bool) -> EngineError:

@@ -200,9 +200,9 @@ def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
     assert [line["round"] for line in read_lines(path)] == [1, 3, 4]
 
 
-def test_who_did_not_reply_last_and_the_steps_of_the_last_training_are_in_the_replies() -> None:
+def test_who_did_not_reply_last_and_steps_and_losses_of_the_last_training_are_in_the_replies() -> None:
     lines = [
-        reply(1, steps=7),
+        reply(1, steps=7, domain="signs", losses={"cross_entropy": 0.5}),
         reply(1, exchange="second", steps=0),
         reply(1, client="sketch-0", status="lost"),
         reply(1, client="clay-0", status="lost"),
@@ -211,7 +211,7 @@ def test_who_did_not_reply_last_and_the_steps_of_the_last_training_are_in_the_re
         reply(2, client="clay-0", status="scored", steps=0),
         reply(2, client="webcam-0", status="late"),
     ]
-    assert last_replies(lines) == ({"signs-0": 7}, {"sketch-0", "webcam-0"})
+    assert last_replies(lines) == ({"signs-0": 7}, {"signs": 0.5}, {"sketch-0", "webcam-0"})
 
 
 @pytest.mark.parametrize("name", ["scores.jsonl", "replies.jsonl", "events.jsonl"])

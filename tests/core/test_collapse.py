@@ -100,6 +100,7 @@ def test_a_run_at_chance_says_so_before_it_finishes_and_names_remedies(shapes: P
     text = describe("at chance", entry, 3)
     for part in ("AT CHANCE", "normalisation=image", "train.epochs=5", "train.optimizer=adam", "model.norm=group"):
         assert part in text
+    assert "batch_size" not in text, "smaller batches are no more steps where train.local_steps counts them"
 
 
 def test_a_score_above_chance_by_a_few_images_is_called_so() -> None:

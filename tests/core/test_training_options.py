@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.exchanges import local_exchange
-from support.runs import run
+from support.runs import TouchedEngine, run
 from support.scored import all_groups
 from support.toy import Toy, toy_settings
 from torch.nn import functional as F
@@ -164,6 +164,15 @@ def test_a_run_that_stopped_early_ends_again_and_goes_on_with_more_patience(tmp_
     assert again.averages() == first.averages()[-1:], "only the last state is scored again"
     on = run(patient("fedavg", tmp_path, patience=4, resume=True))
     assert on.summary["rounds"] == first.summary["rounds"] + 2
+
+
+def test_rounds_without_a_client_s_score_do_not_count_against_patience(tmp_path: Path) -> None:
+    """A device that was offline from round 3 on ended the run of all others, which improved."""
+    settings = patient("fedavg", tmp_path, train={"learning_rate": 0.02})
+    engine = TouchedEngine(settings, lost=lambda request: request.round >= 3 and request.client == "noisy-0")
+    found = run(settings, engine)
+    assert found.summary["rounds"] == 9
+    assert "stopped_early" not in found.summary
 
 
 def test_patience_needs_validation() -> None:

@@ -115,6 +115,15 @@ def test_adaptation_is_sgd_on_the_clients_own_batches(tmp_path):
     assert_same(local.model, wanted)
 
 
+def test_adaptation_is_clipped_as_training_is(tmp_path):
+    local = exchange(tmp_path, train={"clip_norm": 1e-6}, adapt_steps=1, inner_rate=0.1)
+    before = deepcopy(local.model)
+    local.method.adapt(local)
+    with torch.no_grad():
+        steps = [new - old for new, old in zip(local.model.parameters(), before.parameters(), strict=True)]
+    assert 0 < float(torch.cat([step.flatten() for step in steps]).norm()) < 2e-7
+
+
 @pytest.mark.parametrize(("train", "steps"), [({"batch_size": 32}, 5), ({"local_steps": 2}, 5), ({}, 7)], ids=str)
 def test_adaptation_takes_all_its_steps_over_as_many_epochs_as_it_needs(train, steps, tmp_path):
     local = exchange(tmp_path, train=train, adapt_steps=steps, inner_rate=0.1)
