@@ -443,8 +443,11 @@ def _put_right(place: Sequence[str], good: Collection[tuple[str, ...]], root: Pa
     """Return what to do with the images in a folder that is not where those of others are, the good ones."""
     folder = root.joinpath(*place)
     pattern = next((each for each in patterns if roles_of(place, f"{each}/{ANY}")), "")
-    fitting = [roles_of(names, pattern) for names in good]
-    classes = {roles["class"] for roles in fitting if roles}
+    classes: set[str] = set()
+    for names in good:
+        roles = roles_of(names, pattern)
+        if "class" in roles:
+            classes.add(roles["class"])
     if not pattern or all(split_of(name) for name in classes):
         target = _left(place, root)
         command = (
