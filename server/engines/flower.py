@@ -526,11 +526,11 @@ class FlowerEngine:
         pause = max(MIN_PAUSE_SECONDS, self._inbox.poll_seconds / MAX_POLLING_SHARE)
         if not has_reply:
             pause = max(pause, MAX_DELAY_SHARE * deadline.elapsed)
+        if any(state.online and state.until <= time.monotonic() for state in self._states.values()):
+            self._update_nodes()
         left = min([state.until for state in self._states.values() if state.online], default=inf) - time.monotonic()
         if left > 0:
             pause = min(pause, left + MIN_PAUSE_SECONDS)
-        else:
-            self._update_nodes()
         pause = min(pause, MAX_PAUSE_SECONDS, deadline.left)
         time.sleep(max(0.0, pause))
 

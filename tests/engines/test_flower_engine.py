@@ -469,15 +469,20 @@ def test_a_part_that_is_sent_again_since_its_answer_was_lost_does_not_end_the_ru
 
 
 @pytest.mark.parametrize("back", [10.1, 12.5])
+@pytest.mark.parametrize("other_reports", [3600.0, 8.0, 9.9])
 def test_the_moment_in_which_a_killed_node_is_offline_is_not_slept_through(
-    back: float, monkeypatch: pytest.MonkeyPatch
+    back: float, other_reports: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ought to report within ten seconds, is then offline until it is back, and has forgotten its request."""
-    there = Deployment(scripted(None))
-    engine = engine_of(there, "c")
+    """It ought to report within ten seconds, is then offline until it is back, and has forgotten its request.
+
+    Another node ought to report a little earlier, and does: Flower is asked then, and the sleep after that was long.
+    """
+    there = Deployment(scripted(None), scripted(None))
+    engine = engine_of(there, "c", "d")
     node, began = engine._nodes["c"], time.time()
-    found = there.world.link.nodes[node]
+    found, other = there.world.link.nodes[node], there.world.link.nodes[engine._nodes["d"]]
     found.online_until = began + 10
+    other.online_until = began + other_reports
 
     class Restart(Clock):
         def time(self) -> float:
@@ -485,6 +490,8 @@ def test_the_moment_in_which_a_killed_node_is_offline_is_not_slept_through(
 
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
+            if self.now >= 7:
+                other.online_until = began + 3600
             if 10 <= self.now < back:
                 found.online_until = began - 1
             elif self.now >= back:
