@@ -53,7 +53,9 @@ command -v docker >/dev/null || { echo "Docker is not installed" >&2; exit 1; }
 docker info >/dev/null 2>&1 || { echo "no Docker Engine answers; is it running, and may this user use it?" >&2; exit 1; }
 docker compose version >/dev/null 2>&1 || { echo "Docker's compose plugin is not installed" >&2; exit 1; }
 "${compose[@]}" --profile '*' down --volumes --remove-orphans >/dev/null 2>&1 || true
-trap finish EXIT INT TERM
+trap finish EXIT
+trap 'exit 130' INT # the exit status of an interrupted command may be 0
+trap 'exit 143' TERM
 
 if [ "${DEMO_BUILD:-1}" = 1 ]; then
   say "building the images"
