@@ -101,8 +101,6 @@ def test_the_differences_of_the_poisoning_page_are_those_of_its_runs() -> None:
     assert f"guarded: {own['80/10/10', 'guarded', 'fedavg']} and {own['80/10/10', 'guarded', 'fpl']}." in words
     rare = f"{own['rare domain', 'guarded', 'fedavg']} and {own['rare domain', 'guarded', 'fpl']}"
     assert f"which on its own images is {rare}." in words
-    costs = [against_the_mean("1 of 5", method, "none", "guarded", "average") for method in ("fedavg", "fpl")]
-    assert f"difference from the mean is {costs[0]} (FedAvg) and {costs[1]} (FPL)." in words
     gaps = []
     for federation, method, case, rule, seed in runs:
         if (rule, seed) == ("guarded", 0) and case not in ("none", *poisoning.UNLIKE):
