@@ -88,8 +88,8 @@ deployment-demo: $(STAMP) ## a SuperLink and four SuperNodes as real processes, 
 	@$(BIN)/goldfinch demo --deployment overwrite=true
 
 compose-demo: ## the same in containers (needs Docker): a node is killed on the way, then everything is taken down
-	@docker/demo.sh
-	@python3 docker/last_run.py record 'make compose-demo'
+	@covered=$$(python3 docker/last_run.py covered) && docker/demo.sh \
+	&& python3 docker/last_run.py record 'make compose-demo' "$$covered"
 
 certificates: $(STAMP) ## FOLDER=keys HOSTS="fl.example.org" NODES="ward-a ward-b": authority, server certificate, device keys
 	@$(BIN)/goldfinch devices certificates "$(or $(FOLDER),certificates)" $(addprefix --host=,$(HOSTS)) $(addprefix --node=,$(NODES))
@@ -128,8 +128,9 @@ soak: $(STAMP) ## MINUTES=30 METHOD=fpl STORE=sqlite|memory SEED=0: a real deplo
 	$(BIN)/python -m pytest tests/faults/test_injected_faults.py -m slow -s
 
 test-compose: $(STAMP) ## the containers for real (needs Docker, minutes)
-	GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600
-	@python3 docker/last_run.py record 'make test-compose'
+	@covered=$$(python3 docker/last_run.py covered) \
+	&& GOLDFINCH_COMPOSE=1 $(BIN)/python -m pytest tests/deployment/test_compose.py -s --timeout 3600 \
+	&& python3 docker/last_run.py record 'make test-compose' "$$covered"
 
 bench: $(STAMP) ## every benchmark of the whole, on an idle machine, into bench/results/system.csv; long
 	$(BIN)/python bench/data_path.py

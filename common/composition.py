@@ -35,6 +35,9 @@ GROUPS_OF_CLASSES = frozenset(ALLOWED) - {"engine"}
 _HYDRA = threading.Lock()
 """Hydra keeps its initialisation in one global object, so one thread composes at a time."""
 
+VALUES_OF_OTHERS = ("experiment", *overlays.GROUPS)
+"""The groups whose files set values of other groups' keys, and have none of their own."""
+
 BROUGHT = {
     "augmentation": "did you mean data.augmentation.transform={value}?",
     "lr": "did you mean train.learning_rate={value}?",
@@ -277,7 +280,7 @@ def _top_keys() -> Mapping[str, None]:
         if isinstance(item, Mapping):
             keys.update(dict.fromkeys(item))
     keys.update(dict.fromkeys(content))
-    for group in ("experiment", *overlays.GROUPS):
+    for group in VALUES_OF_OTHERS:
         del keys[group]
     return keys
 
@@ -486,5 +489,5 @@ def _no_such_key(part: str, node: Any, where: str) -> str:
     if isinstance(node, Mapping):
         known = [str(key) for key in node if not str(key).startswith("_")]
     if not where:
-        return f"{part}: no such key; {nearest(part, [*known, 'experiment', *overlays.GROUPS])}"
+        return f"{part}: no such key; {nearest(part, [*known, *VALUES_OF_OTHERS])}"
     return f"{where}.{part}: no such key in {where}; {nearest(part, known)}"

@@ -1,7 +1,8 @@
 """When the containers were last run for real, and whether what they cover has changed since.
 
-    python docker/last_run.py show              # one line per command
-    python docker/last_run.py record NAME       # the command NAME has just ended well; docker/demo.sh does it
+    python docker/last_run.py show                   # one line per command
+    python docker/last_run.py covered                # before a command: the SHA-256 of the files that it covers
+    python docker/last_run.py record NAME SHA256     # the command NAME, which began with them, has just ended well
 
 The record is docker/last_run.json. Continuous integration has no Docker Engine, so it prints this instead.
 """
@@ -59,23 +60,36 @@ def show() -> None:
         print(describe(name, found.get(name), now))
 
 
-def record(name: str) -> None:
-    """Write down that ``name`` has just ended well."""
+def record(name: str, covered: str) -> None:
+    """Write down that ``name`` has just ended well.
+
+    Args:
+        name: the command.
+        covered: the SHA-256 of the files that it covers, from when it began.
+
+    Raises:
+        SystemExit: the files were changed since.
+    """
+    if covered_sha256() != covered:
+        sys.exit(f"{name} ended well, but is not recorded: files that it covers were changed meanwhile; run it again")
     version = ["docker", "version", "--format", "{{.Server.Version}}"]
     engine = subprocess.run(version, check=True, capture_output=True, text=True).stdout.strip()
-    entry = {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", "engine": engine, "covered": covered_sha256()}
+    entry = {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", "engine": engine, "covered": covered}
     RECORD.write_text(json.dumps({**recorded(), name: entry}, indent=2, sort_keys=True) + "\n")
 
 
 def main(arguments: list[str]) -> int:
-    """``show`` or ``record NAME``; the exit status."""
+    """``show``, ``covered`` or ``record NAME SHA256``; the exit status."""
     if arguments == ["show"]:
         show()
         return 0
-    if len(arguments) == 2 and arguments[0] == "record" and arguments[1] in NAMES:
-        record(arguments[1])
+    if arguments == ["covered"]:
+        print(covered_sha256())
         return 0
-    print(f"usage: last_run.py show | record {' | '.join(repr(name) for name in NAMES)}", file=sys.stderr)
+    if len(arguments) == 3 and arguments[0] == "record" and arguments[1] in NAMES:
+        record(arguments[1], arguments[2])
+        return 0
+    print(f"usage: last_run.py show | covered | record {' | '.join(map(repr, NAMES))}, SHA256", file=sys.stderr)
     return 2
 
 

@@ -19,7 +19,18 @@ from common.data.image_folders import Files, decoded_domain, read_images
 from common.data.layouts import MAX_SAMPLED, directories
 from common.data.names import DOMAIN_NAMES, NO, SUFFIXES, YES, can_be_domain, coinciding, name_key, split_of
 from common.data.own_images import OwnImages
-from common.data.table_files import HUB_NAME, MAX_ABOVE, MAX_CELL, PARQUET, Columns, Row, is_table, sites_in
+from common.data.table_files import (
+    HUB_NAME,
+    MAX_ABOVE,
+    MAX_CELL,
+    PARQUET,
+    SEPARATED,
+    Columns,
+    Row,
+    is_saved,
+    is_table,
+    sites_in,
+)
 from common.data.table_process import OpenTable, encoded_images, open_table
 from common.errors import DataError, nearest, some_of
 from common.overrides import written_override
@@ -31,8 +42,8 @@ _VERSION = 3  # raise when decoding changes
 ELSEWHERE = re.compile(r"[A-Za-z]:[\\/]|\\\\|[A-Za-z][A-Za-z0-9+.-]*://")
 """What a drive or a share of Windows, or an address, begins with."""
 
-OF_DOMAINS = frozenset({".csv", ".tsv", ".arrow", *PARQUET, *SUFFIXES})
-"""Suffixes of tables and images, by which a folder seems to be meant as a domain."""
+OF_DOMAINS = {*SEPARATED, *PARQUET, *SUFFIXES} - {".txt"}
+"""Suffixes of tables and images, by which a folder seems to be meant as a domain; a text may be a note."""
 
 MAX_OFF = 0.1
 """How far whole groups may take the share of train images from ``train_fraction`` without a warning."""
@@ -345,8 +356,9 @@ class Table(OwnImages):
 
 
 def _holds_data(folder: Path) -> bool:
-    """Return whether a folder holds images or tables, directly or deeper, by the suffixes of its first files."""
-    return any(path.suffix.lower() in OF_DOMAINS for path in islice(folder.rglob("*"), MAX_SAMPLED))
+    """Return whether a folder is a saved set, or holds images or tables, directly or deeper, by their suffixes."""
+    inside = islice(folder.rglob("*"), MAX_SAMPLED)
+    return is_saved(folder) or any(path.suffix.lower() in OF_DOMAINS for path in inside)
 
 
 def _domains_of(table: OpenTable) -> list[str]:

@@ -55,7 +55,7 @@ LINES = {
     "stopped": "stopped after round {round}; resume=true goes on",
     "stopped early": (
         "stopped early after round {round} of {rounds}: validation was best after round {best} and did not improve in "
-        "the {patience} rounds after it (train.patience)"
+        "{patience} later rounds with all clients' scores (train.patience)"
     ),
     "failed": "failed after round {round}: {reason}",
     "interrupted": "interrupted: {reason}; resume=true goes on",

@@ -30,4 +30,14 @@ def test_every_command_is_recorded_and_shown(last_run: ModuleType) -> None:
     assert [line.split(" has ")[0].split(" last ")[0] for line in shown.stdout.splitlines()] == list(last_run.NAMES)
     makefile = (ROOT / "Makefile").read_text()
     for name in last_run.NAMES:
-        assert f"docker/last_run.py record '{name}'" in makefile
+        assert f"docker/last_run.py record '{name}' \"$$covered\"" in makefile
+
+
+def test_a_command_whose_files_were_changed_meanwhile_is_not_recorded(last_run: ModuleType) -> None:
+    """A run of the demo recorded the code of after its start, which it had not run."""
+    before = last_run.RECORD.read_text()
+    arguments = [sys.executable, last_run.__file__, "record", last_run.NAMES[0], "0" * 64]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "files that it covers were changed meanwhile; run it again" in ended.stderr
+    assert last_run.RECORD.read_text() == before
