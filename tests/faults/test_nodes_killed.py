@@ -169,7 +169,7 @@ def submit(deployment: LocalDeployment, output: Path, rounds: int) -> Thread:
     overrides = [*SIX, paced, "engine=superlink", f"train.rounds={rounds}", f"output={output}"]
     settings = load_settings(overrides)
     prepare_output(settings)
-    thread = Thread(target=deployment.run, args=(settings, overrides), daemon=True)
+    thread = Thread(target=deployment.run, args=(settings,), daemon=True)
     thread.start()
     return thread
 
