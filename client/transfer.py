@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -83,8 +84,11 @@ def received(message: Payload, transport: str, device: torch.device) -> Payload:
         own = last[2]
     else:
         own = cast_up(message, transport)
-        if device.type != "cpu":
-            prototypes = own.prototypes
+        prototypes = own.prototypes
+        if device.type == "cpu":
+            if prototypes is not None:  # what a set remembers is this client's own: threads would replace each other's
+                own = replace(own, prototypes=replace(prototypes))
+        else:
             if prototypes is not None:
                 prototypes = prototypes.to(device)
             own = Payload(moved(own.weights, device), prototypes, moved(own.extra, device), header=own.header)

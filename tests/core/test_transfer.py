@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from client.transfer import check_unchanged, copied_to_cpu, moved, received
 from common.errors import ConfigError
+from common.losses.prototype_terms import prepared_rows
 from common.prototypes import PrototypeSet
 from common.wire.payload import Payload
 
@@ -69,7 +70,20 @@ def test_clients_of_a_round_share_one_copy_of_the_message() -> None:
     assert copies.count == 0
     other = Payload(message.weights, message.prototypes, message.extra)
     assert received(other, "float32", ELSEWHERE) is not first
-    assert received(message, "float32", torch.device("cpu")) is message
+    here = received(message, "float32", torch.device("cpu"))
+    assert here.weights is message.weights
+    assert here.extra is message.extra
+
+
+def test_what_a_set_of_prototypes_remembers_is_each_client_s_own() -> None:
+    message = Payload({}, PrototypeSet(torch.eye(3), torch.arange(3), torch.ones(3)))
+    one = received(message, "float32", torch.device("cpu")).prototypes
+    other = received(message, "float32", torch.device("cpu")).prototypes
+    assert one is not None
+    assert other is not None
+    prepared_rows(one)
+    assert set(vars(one)) > set(vars(other)), "a thread would find what another thread computes, and may replace"
+    assert one.vectors.data_ptr() == other.vectors.data_ptr()
 
 
 @pytest.mark.parametrize("transport", ["float32", "float16"])
