@@ -393,6 +393,9 @@ def test_what_pages_say_of_runs_at_the_papers_length_agrees_with_their_curves() 
     assert f"FedPLCC minus FedAvg is {early} in rounds 26 to 30 and gains {more} until" in page
     assert f"FPL's is {lead('fpl_office', 'FPL', 'FedAvg', (26, 30))}" in page
     assert f"FPL minus FedOPT {lead('fpl_office', 'FPL', 'FedOPT')} |" in words(RESULTS / "small" / "README.md")
+    below = lead("fedapc_office", "FedAPC", "FedProto")
+    assert f"FedAPC minus FedProto {below}, printed" in words(RESULTS / "README.md")
+    assert f"and {below} |" in words(RESULTS / "small" / "README.md")
     stated = {
         ("fpl_office", "FedOPT"): ("README.md",),
         ("fpl_office", "FPL"): ("README.md", "small/README.md"),
