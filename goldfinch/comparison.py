@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from common.errors import ConfigError
 from goldfinch.folders import named_folder
-from goldfinch.overrides import SharedKeywords, check_jobs, overrides_of, with_signature
+from goldfinch.overrides import SharedKeywords, check_jobs, check_reachable, dotted_name, overrides_of, with_signature
 from goldfinch.runs import Run, Runs
 from goldfinch.study.options import Rules
 from server.run.signals import terminable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @with_signature(SharedKeywords)
 def compare(
-    methods: str | Sequence[str],
+    methods: str | type | Sequence[str | type],
     *overrides: str,
     settings: Mapping[str, Any] | None = None,
     output: Path | str | None = None,
@@ -47,7 +47,7 @@ def compare(
         gf.compare(["fedavg", "fpl"], data="glyphs", rounds=10, settings={"protocol.samples": 100})
 
     Args:
-        methods: names of conf/method/, or one of them.
+        methods: names of conf/method/ and classes of one's own, or one of them.
         overrides: settings of all runs, such as ``"data.image_size=32"``.
         settings: the same by key.
         output: the folder; ``None`` takes one that is named after the settings.
@@ -81,14 +81,16 @@ def compare(
     with libraries_of("tune", "goldfinch compare"):
         from goldfinch.study import compare as study
 
-    if isinstance(methods, str):
+    if isinstance(methods, str | type):
         methods = [methods]
+    names = [dotted_name(method) if isinstance(method, type) else method for method in methods]
+    check_reachable({"method": str(names)}, "a comparison")  # each run has a process of its own
     rules = Rules(studies, trials, runs, scores, weighting, batch)
     check_jobs(jobs)
     given, overwrite = split_overwrite(overrides_of(settings, keywords, overrides))
-    words = [f"methods={','.join(methods)}", *given, *rules.options]
+    words = [f"methods={','.join(names)}", *given, *rules.options]
     folder = default_output("compare", sorted(words)) if output is None else named_folder(output)
-    request = study.CompareRequest(tuple(methods), tuple(given), folder, rules, storage, overwrite)
+    request = study.CompareRequest(tuple(names), tuple(given), folder, rules, storage, overwrite)
     with terminable():
         done = study.compare(request, jobs)
     rows: dict[tuple[str, str], dict[str, Any]] = {}

@@ -157,7 +157,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, str) and WORD.fullmatch(value) and value.lower() not in OTHER_WORDS:
         return value
     if isinstance(value, type):
-        return _dotted_name(value)
+        return dotted_name(value)
     if isinstance(value, str | Path):
         return quoted_override("", value).removeprefix("=")
     if isinstance(value, bool):
@@ -184,7 +184,7 @@ def check_jobs(jobs: object) -> None:
         raise ConfigError(f"jobs={jobs!r}: expected a whole number, 1 or more")
 
 
-def _dotted_name(target: type) -> str:
+def dotted_name(target: type) -> str:
     """Return the name by which a class is imported.
 
     Raises:

@@ -472,11 +472,13 @@ def load_runs(*folders: Path | str, finished: bool = True) -> Runs:
         finished: leave out runs that are not finished. The table's notes name them.
 
     Raises:
-        ConfigError: a folder is missing or holds no run, or a list of folders is given as one.
+        ConfigError: no folder is given, a folder is missing or holds no run, or a list of folders is given as one.
     """
     from goldfinch.record import find_runs
     from goldfinch.results.table import unfinished_runs
 
+    if not folders:
+        raise ConfigError("load_runs takes one folder or several, and was given none: load_runs('outputs')")
     for folder in folders:
         if not isinstance(folder, str | Path):
             kind = type(folder).__name__

@@ -26,7 +26,7 @@ def model_card(description: Description) -> str:
     origin = _inline(f"{owner}, {description.chosen}")
     lines = [
         f"# {_inline(description.method)} on {_inline(description.data['name'])}",
-        f"\nTrained by federated learning (Goldfinch {description.goldfinch}): {origin}.\n",
+        f"\nTrained with Goldfinch {description.goldfinch}: {origin}.\n",
         "| | |\n|---|---|",
     ]
     for name, text in _rows(description).items():

@@ -449,13 +449,13 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
 
     Args:
         settings: the run's settings.
-        quiet: show nothing. Errors are raised all the same.
+        quiet: show nothing but the failure of a tracker or of the user's own metric. Errors are raised all the same.
         console: the terminal; ``None`` is the standard output.
     """
     console = console or Console()
     with logging_to_file(settings, quiet=quiet):
         if quiet:
-            yield lambda name, entry: None  # noqa: ARG005
+            yield _failures
         elif can_draw(console):
             with LiveView(Subject.of(settings), console) as view:
                 yield view
@@ -470,6 +470,12 @@ def watching(settings: RunSettings, *, quiet: bool = False, console: Console | N
                     lines(name, entry)
 
                 yield show
+
+
+def _failures(name: str, entry: Mapping[str, Any]) -> None:
+    """Print that a tracker or the user's own metric failed, which ends no run; print nothing else."""
+    if name in ("tracker failed", "metric failed"):
+        print(describe(name, entry, 0), file=sys.stderr)
 
 
 HEARD = ("common.data", "common.text")

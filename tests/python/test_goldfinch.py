@@ -254,6 +254,8 @@ def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "notebook").exists()
     with pytest.raises(ConfigError, match=r"method: Doubled .* processes of a sweep cannot import it"):
         gf.sweep(method=["fedavg", Doubled], engine="inline", output=tmp_path / "sweep", settings=SMALL)
+    with pytest.raises(ConfigError, match=r"method: Doubled .* processes of a comparison cannot import it"):
+        gf.compare(["fedavg", Doubled], output=tmp_path / "compare", settings=SMALL)
     gf.run(method=Doubled, output=tmp_path / "here", engine="inline", **small)
     for more in ({}, {"method": Doubled}):
         with pytest.raises(ConfigError, match=r"processes of engine=ray cannot import it"):
@@ -263,6 +265,8 @@ def test_a_class_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_list_of_folders_is_not_one_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not a list: load_runs\(\*folders\)"):
         gf.load_runs([tmp_path, tmp_path])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"given none: load_runs\('outputs'\)"):
+        gf.load_runs()
 
 
 @pytest.mark.parametrize("load", [gf.load_run, gf.Run, gf.load_runs], ids=["load_run", "Run", "load_runs"])

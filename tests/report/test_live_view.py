@@ -153,9 +153,14 @@ def test_quiet_shows_nothing_and_libraries_speak_to_a_file(tmp_path: Path, capsy
         feed(show)
         logging.getLogger("flwr").warning("noise of a library")
         warnings.warn("a deprecation", stacklevel=1)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == ""
+        silent = capsys.readouterr()
+        show("tracker failed", {"tracker": "Spy", "reason": "the network is gone"})
+        show("metric failed", {"round": 2, "reason": "no pixel"})
+    assert (silent.out, silent.err) == ("", "")
+    assert capsys.readouterr().err.splitlines() == [
+        "Spy is left out from here on: the network is gone",
+        "round 2: your own metric has no value: no pixel",
+    ]
     log = (tmp_path / "run" / "logs" / "goldfinch.log").read_text()
     assert "noise of a library" in log
     assert "a deprecation" in log
