@@ -2,7 +2,7 @@
 
 In a deployment, a SuperNode's ``--node-config`` names its client::
 
-    --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch"'
+    --node-config 'domain="webcam" data-dir="/data" state-dir="/var/lib/goldfinch/clients"'
 
 with ``index`` (0) if several devices hold one domain, and ``device`` ("cuda:0") if this node does not use the run's
 device; ``privacy-max-epsilon`` (with ``privacy-delta``) and ``privacy-max-releases`` are the device's own budget;

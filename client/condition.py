@@ -208,19 +208,19 @@ def state_folder(configuration: Mapping[str, Any]) -> Path:
     """Return the folder of a node's state: ``state-dir``, or one in Flower's or the user's home.
 
     Raises:
-        ConfigError: ``state-dir`` is no whole path.
+        ConfigError: ``state-dir``, or the home without it, is no whole path: started in another folder, the node would
+            find no ledger.
     """
-    if "state-dir" in configuration:
-        folder = str(configuration["state-dir"])
-        if not Path(folder).is_absolute():  # started in another folder, the node would find no ledger
-            raise ConfigError(
-                f"--node-config: state-dir must be a whole path, from / on; got {printable(folder)[:100]!r}"
-            )
-        return Path(folder)
     home = os.environ.get("FLWR_HOME")
-    if home:
-        return Path(home, "goldfinch-state")
-    return Path.home() / ".goldfinch" / "state"
+    if "state-dir" in configuration:
+        key, folder = "--node-config: state-dir", str(configuration["state-dir"])
+    elif home:
+        key, folder = "FLWR_HOME, if --node-config names no state-dir,", str(Path(home, "goldfinch-state"))
+    else:
+        key, folder = "HOME", str(Path.home() / ".goldfinch" / "state")
+    if not Path(folder).is_absolute():
+        raise ConfigError(f"{key} must be a whole path, from / on; got {printable(folder)[:100]!r}")
+    return Path(folder)
 
 
 def _number(value: object) -> float | None:

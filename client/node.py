@@ -20,12 +20,13 @@ from client.condition import state_folder
 from client.contract import FOLDER as CONTRACT_FOLDER
 from client.contract import KeptTerms, NewTerms, asked_terms, contract_of, settled_terms, undecided_terms
 from client.device import Device, kept_versions
+from client.idle_runs import forget_runs
 from client.ledger import FOLDER, Budget, Ledger
 from client.local import local_device
 from client.reasons import says_private
 from client.resident.messages import Question, TrainerReply
 from common.accounting import DELTA
-from common.client_state import client_stores, forget_runs
+from common.client_state import client_stores
 from common.contract import CLIENTS, PINS, Contract, is_pin
 from common.data.domain import DATA_VARIABLE
 from common.data.protocols import ClientSpec

@@ -169,6 +169,7 @@ def _condition() -> Condition:
     own, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
     if own.metrics is not None and not own.metrics.name:
         sys.exit(f"error: {METRICS} {own.metrics}: name a file")
+    parser = argparse.ArgumentParser(add_help=False)  # which takes abbreviations, as Flower's does
     for name in ("--superlink", "--root-certificates"):
         parser.add_argument(name, default="")
     parser.add_argument(CONFIGURATION, action="append", default=[])

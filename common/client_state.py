@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from common.errors import DISK_ADVICE, DataError, PayloadError
-from common.storage import RUN_ID, Series, folder_name
+from common.storage import Series, folder_name
 
 CLIENT_STATE = "state"
 """First part of the names of a client's files: ``state-1792000000000-000007.safetensors``, by attempt and position."""
@@ -28,30 +26,6 @@ def client_stores(folder: Path, client: str, kept: int) -> Callable[[str], Clien
     """
     name = folder_name(client)
     return lambda run: ClientStore(folder / folder_name(run) / name, kept)
-
-
-def forget_runs(folder: Path, days: float) -> list[str]:
-    """Remove the state of runs in which nothing was written for some days. Return their ids.
-
-    A run that is resumed after that starts its clients without a state of their own, and its record says so. What
-    belongs to the device and not to a run, such as its ledger, is in folders whose names begin with a dot, and stays.
-
-    Args:
-        folder: the folder of all runs, see :func:`client_stores`.
-        days: how long a run's state is kept, > 0.
-    """
-    oldest = time.time() - days * 86_400
-    forgotten: list[str] = []
-    if not folder.is_dir():
-        return forgotten
-    for run in sorted(folder.iterdir()):
-        if run.is_symlink() or not run.is_dir() or not RUN_ID.fullmatch(run.name):
-            continue
-        written = [path.stat().st_mtime for path in run.rglob("*") if path.is_file()]
-        if max([run.stat().st_mtime, *written]) < oldest:
-            shutil.rmtree(run)
-            forgotten.append(run.name)
-    return forgotten
 
 
 class Version(NamedTuple):

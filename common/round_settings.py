@@ -27,7 +27,7 @@ class TrainSettings:
         step_factor: what it is multiplied by, in (0, 1].
         momentum: SGD's momentum, in [0, 1).
         weight_decay: L2 coefficient, >= 0; of ``adamw`` the decoupled one.
-        clip_norm: largest norm of the gradient over all parameters; ``None`` does not clip.
+        clip_norm: largest norm of the loss's gradient over all parameters; ``None`` does not clip.
         label_smoothing: share of the target that is spread evenly over all classes, in [0, 1). The smoothing acts
             on the cross-entropy of every method; scores use none.
         class_weights: ``balanced`` weights the cross-entropy of each sample inversely to its class's share of the

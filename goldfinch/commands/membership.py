@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import ConfigError, GoldfinchError
 from goldfinch.trackers.wait_lines import wait_lines
 from server.admission.certificates import ensure
-from server.admission.enrolment import Enrolment
+from server.admission.enrolment import Enrolment, outcomes_of
 from server.flower.processes import flower_environment, flower_home
 
 WAITING = "waiting for the SuperLink to answer"
@@ -91,14 +91,19 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
     """Remove the keys of ``nodes``, devices that are lost or leave, from the SuperLink.
 
     Raises:
-        GoldfinchError: no device is named, one is not known, or the SuperLink refused.
+        GoldfinchError: no device is named, one is not known, or the SuperLink refused; the others are dismissed.
     """
     if not nodes:
         raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
     enrolment = enrolment_of(folder, connection)
+    tried: dict[str, str | GoldfinchError] = {}
     for name in nodes:
         with wait_lines(WAITING):
-            outcome = enrolment.dismiss(name)
+            try:
+                tried[name] = enrolment.dismiss(name)
+            except GoldfinchError as error:  # of one; the others may be stolen
+                tried[name] = error
+    for name, outcome in outcomes_of(tried).items():
         print(f"{name:20} {outcome}")
 
 

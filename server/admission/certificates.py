@@ -277,12 +277,12 @@ def _publish(files: Certificates, name: str) -> None:
     content += f" {name}\n".encode()
     dismissed = public.with_suffix(".pub.dismissed")
     try:
-        if os.path.lexists(dismissed) and read_small_bytes(dismissed) == content:
+        if os.path.lexists(dismissed) and content.strip() in read_small_bytes(dismissed).splitlines():
             return
     except OSError as error:
         raise ConfigError(
-            f"{dismissed}, the key of {name} that was dismissed, cannot be read: {error}; restore it from a backup, or "
-            f"remove it to admit {name} again"
+            f"{dismissed}, the keys of {name} that were dismissed, cannot be read: {error}; restore it from a backup, "
+            f"or remove it and {path.parent}, so that a new key is made"
         ) from error
     hand_over(public, content, private=False)
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, EngineError, nearest
+from common.errors import ConfigError, EngineError, GoldfinchError, nearest
 from common.regular_files import read_small
 from server.admission.certificates import Certificates, days_left, hand_over
 from server.admission.kit import check_kit, check_place, write_kit
@@ -25,6 +25,8 @@ UNREGISTERED = "unregistered"
 """Flower's status of a device that was taken off the list, such as by a dismissal that was interrupted."""
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
+TAKEN_OFF = "since it was taken off the SuperLink's list, and Flower takes no such key back"
+NEW_KEY = "for a new key, delete its folder of nodes/, then: goldfinch devices certificates FOLDER --node {name}"
 NO_CONNECTION = (
     "Add a connection with the SuperLink's address (docs/deploy.md), or export FLWR_HOME as in the terminal where it "
     "was added; --connection NAME chooses another"
@@ -72,7 +74,7 @@ class Enrolment:
                 ``webcam-1`` is that client, ``webcam`` the first of its domain.
 
         Raises:
-            ConfigError: there is no such key or client, or the key was enrolled for another.
+            ConfigError: there is no such key or client, the key was enrolled for another, or was taken off the list.
             EngineError: the SuperLink refused, or cannot be reached.
         """
         for client in clients:
@@ -87,7 +89,8 @@ class Enrolment:
             self._check(name)
         wanted = [*clients, *[""] * (len(names) - len(clients))]
         with ThreadPoolExecutor(min(4, len(names)), thread_name_prefix="enrol") as pool:
-            return dict(zip(names, pool.map(self._enrol, names, wanted), strict=True))
+            outcomes = pool.map(self._tried, names, wanted)
+        return outcomes_of(dict(zip(names, outcomes, strict=True)))
 
     def restore(self, seconds: float = RESTORE_SECONDS) -> dict[str, str]:
         """Enrol the devices again that were enrolled from this folder and that the SuperLink does not know.
@@ -99,7 +102,7 @@ class Enrolment:
             seconds: how long to wait for the SuperLink, which may be starting.
 
         Returns:
-            What happened, by name; empty if the SuperLink knows all devices.
+            What happened, by name; empty if the SuperLink knows all devices. One that was taken off its list stays so.
 
         Raises:
             EngineError: the SuperLink refused, or did not answer in time.
@@ -108,13 +111,16 @@ class Enrolment:
         if not any(kept.values()):
             return {}
         registered = self.nodes(seconds)
-        lost = []
+        lost: list[str] = []
+        outcomes: dict[str, str] = {}
         for name, parts in kept.items():
             if parts and parts[0] not in registered:
                 lost.append(name)
-        if not lost:
-            return {}
-        return self.enrol(lost)
+            elif parts and registered[parts[0]].get("status") == UNREGISTERED:
+                outcomes[name] = f"its key is refused, {TAKEN_OFF}"
+        if lost:
+            outcomes |= self.enrol(lost)
+        return outcomes
 
     def nodes(self, seconds: float = 0.0) -> dict[str, dict[str, Any]]:
         """Return what the SuperLink says of each device that it knows, by number.
@@ -181,12 +187,14 @@ class Enrolment:
         return days_left(path)
 
     def dismiss(self, name: str) -> str:
-        """Take a device off the list, so that its key is refused; return what happened.
+        """Take a device off the list, so that its key is refused; return what happened. Once more is no error.
 
         Raises:
             ConfigError: the device was not enrolled from this folder.
             EngineError: the SuperLink refused, or cannot be reached.
         """
+        if self._is_dismissed(name):
+            return f"dismissed already; {NEW_KEY.format(name=name)}"
         self._check(name)
         number = self._number_file(name)
         kept = self._kept(name)
@@ -210,7 +218,11 @@ class Enrolment:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
         hand_over(self._dismissal(name), f"{kept[0]} {client} {when}\n".encode(), private=False)
-        key.replace(kept_key)  # so that enrolling all does not bring it back
+        keys = [_text(kept_key)] if kept_key.exists() else []  # of earlier dismissals
+        if _text(key) not in keys:
+            keys.append(_text(key))
+        hand_over(kept_key, "".join(f"{line.rstrip()}\n" for line in keys).encode(), private=False)
+        key.unlink()  # so that enrolling all does not bring it back
         number.unlink()  # last: without it, an interrupted dismissal could not be repeated
         return f"dismissed; its key is refused from now on, and kept as {kept_key.name}"
 
@@ -228,23 +240,36 @@ class Enrolment:
             self._dismissal(name).unlink(missing_ok=True)
             return f"enrolled as {answer['node-id']}, for {client}"
         if ALREADY_ENROLLED in str(answer):
-            if not kept:
-                number = self._number_file(name).name
-                unknown = (
-                    f"enrolled already, but {number} is missing, so its client is not known here: "
-                    "restore the file, or give the device a new key (docs/deploy.md, Rotating certificates and keys)"
-                )
-                if wanted:
-                    raise ConfigError(f"the key of {name} is {unknown}")
-                return unknown
-            enrolled = kept[-1]
-            if wanted not in ("", enrolled):
-                raise ConfigError(
-                    f"the key of {name} is enrolled for {enrolled}, and a key keeps its client: to be {wanted} the "
-                    "device needs a new key (docs/deploy.md, Rotating certificates and keys)"
-                )
-            return f"enrolled already for {enrolled}"
+            return self._enrolled_already(name, wanted, kept)
         raise EngineError(f"{name} could not be enrolled: {answer.get('error-message') or in_one_line(output)}")
+
+    def _enrolled_already(self, name: str, wanted: str, kept: Sequence[str]) -> str:
+        """Return what is known here of a key that the SuperLink has.
+
+        Raises:
+            ConfigError: its client is not known here, or is another than ``wanted``, or the key is refused.
+        """
+        another = "give the device a new key (docs/deploy.md, Rotating certificates and keys)"
+        if not kept:
+            raise ConfigError(
+                f"the key of {name} was enrolled before, but {self._number_file(name).name} is missing, so its client "
+                f"is not known here: restore the file, or {another}"
+            )
+        if self.nodes().get(kept[0], {}).get("status") == UNREGISTERED:
+            raise ConfigError(f"the key of {name} is refused, {TAKEN_OFF}: {another}")
+        enrolled = kept[-1]
+        if wanted not in ("", enrolled):
+            raise ConfigError(
+                f"the key of {name} is enrolled for {enrolled}, and a key keeps its client: to be {wanted}, {another}"
+            )
+        return f"enrolled already for {enrolled}"
+
+    def _tried(self, name: str, wanted: str) -> str | GoldfinchError:
+        """Enrol a device; return what happened."""
+        try:
+            return self._enrol(name, wanted)
+        except GoldfinchError as error:
+            return error
 
     def _earlier(self, name: str, kept: Sequence[str]) -> str:
         """Return the client that a device was before, also one that was dismissed; of a new one, that of its name."""
@@ -268,12 +293,12 @@ class Enrolment:
     def _check(self, name: str) -> None:
         if name in self.known:
             return
-        if self._dismissal(name).exists():
-            raise ConfigError(
-                f"--node {name}: it is dismissed already; for a new key, delete its folder of nodes/, then: "
-                f"goldfinch devices certificates FOLDER --node {name}"
-            )
+        if self._is_dismissed(name):
+            raise ConfigError(f"--node {name}: it is dismissed already; {NEW_KEY.format(name=name)}")
         raise ConfigError(f"--node {name}: {self.folder / 'nodes'} has no such key; {nearest(name, self.known)}")
+
+    def _is_dismissed(self, name: str) -> bool:
+        return name not in self.known and self._dismissal(name).exists()
 
     def _dismissal(self, name: str) -> Path:
         return self.folder / "nodes" / (name + DISMISSED)
@@ -299,6 +324,32 @@ class Enrolment:
         check_connection(Path(self.environment["FLWR_HOME"]) / "config.toml", self.connection, NO_CONNECTION)
         result = ask_flower(arguments, self.environment, self.folder)
         return result.stdout + result.stderr
+
+
+def outcomes_of(tried: Mapping[str, str | GoldfinchError]) -> dict[str, str]:
+    """Return what happened to several devices, by name.
+
+    Args:
+        tried: what happened, or why it failed, by name.
+
+    Raises:
+        GoldfinchError: that of the first device that failed; its text has what happened to the others as well.
+    """
+    outcomes: dict[str, str] = {}
+    failures: dict[str, GoldfinchError] = {}
+    for name, outcome in tried.items():
+        if isinstance(outcome, GoldfinchError):
+            failures[name] = outcome
+        else:
+            outcomes[name] = outcome
+    if not failures:
+        return outcomes
+    first, error = next(iter(failures.items()))
+    lines = [str(error)]
+    for name, outcome in tried.items():
+        if name != first:
+            lines.append(f"{name}: {outcome}")
+    raise type(error)("\n".join(lines)) from error
 
 
 def _text(path: Path) -> str:

@@ -126,7 +126,23 @@ echo "$cpus" | grep -Eqx '[0-9]+(\\.[0-9]+)?' &&
   say "GOLDFINCH_CPUS=$cpus in settings.env is not a number of CPUs such as 2 or 0.5"
   exit 1
 }
+# the state, with the record of what was released of the data, is where an earlier start put it
+if [ -e /etc/systemd/system/goldfinch.service ] || [ -e /var/lib/goldfinch/clients ]; then
+  state=/var/lib/goldfinch
+elif docker volume inspect goldfinch-state >/dev/null 2>&1; then
+  state=volume
+else
+  state=none
+fi
 if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/dev/null 2>&1; then
+  [ "$state" != /var/lib/goldfinch ] || {
+    say "this device ran without Docker, and $state has its state, with the record of what was released of its data."
+    say "To go on so: docker image rm goldfinch:@VERSION@"
+    say "To go on in Docker: systemctl disable --now goldfinch && rm /etc/systemd/system/goldfinch.service"
+    say "  docker run --rm --user 0 --network none --volume $state:/from --volume goldfinch-state:/to" \\
+      "goldfinch:@VERSION@ sh -c 'cp -a /from/. /to/ && chown -R 10001:10001 /to' && mv $state $state.moved"
+    exit 1
+  }
   chown 10001:10001 /etc/goldfinch/key /etc/goldfinch/ca.crt # the user of the image
   docker run --rm --network none --volume "$data:/data:ro" goldfinch:@VERSION@ sh -c '[ -r /data ] && [ -x /data ]' || {
     say "the image's user, 10001, cannot read GOLDFINCH_DATA=$data: chmod -R o+rX it"
@@ -143,6 +159,11 @@ if command -v docker >/dev/null && docker image inspect goldfinch:@VERSION@ >/de
     --volume /etc/goldfinch:/certificates/node:ro --volume "$data:/data:ro" \\
     --volume goldfinch-state:/var/lib/goldfinch $(value GOLDFINCH_DOCKER_OPTIONS) goldfinch:@VERSION@ supernode
 fi
+[ "$state" != volume ] || {
+  say "this device ran in Docker, its state is in the volume goldfinch-state, and the image goldfinch:@VERSION@ is not"
+  say "here: docker load it"
+  exit 1
+}
 [ -x /opt/goldfinch/.venv/bin/goldfinch-supernode ] || {
   say "neither the image goldfinch:@VERSION@ nor /opt/goldfinch/.venv is here; see README"
   exit 1

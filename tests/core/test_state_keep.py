@@ -11,9 +11,10 @@ import pytest
 import torch
 from support.nodes import OVERRIDES
 
+from client.idle_runs import forget_runs
 from client.node import answer_question
 from client.resident.messages import Question
-from common.client_state import Version, client_stores, forget_runs
+from common.client_state import Version, client_stores
 
 DAY = 86_400.0
 
@@ -45,6 +46,25 @@ def test_idle_runs_go_and_the_device_s_own_files_stay(states: Path) -> None:
     assert sorted(path.name for path in states.iterdir()) == [".privacy", "late", "new"]
     assert (states / ".privacy" / "sketch" / "ledger.json").exists()
     assert forget_runs(states / "none", 30) == []
+
+
+def test_a_folder_that_holds_anything_else_is_no_run_s(states: Path) -> None:
+    """``state-dir`` may name a folder that has more in it, such as the home of the device's user."""
+    for name in ("Documents/thesis.txt", "images/dog/1.png", "flower/config.toml", "top.txt"):
+        (states / name).parent.mkdir(parents=True, exist_ok=True)
+        (states / name).write_text("mine")
+    store = client_stores(states, "sketch-0", 3)("noted")
+    store.save(Version(1, 1), {"head": torch.ones(2)})
+    (store.folder / "note.txt").write_text("mine")
+    (states / "empty").mkdir()
+    unfinished = states / "old" / "sketch-0" / ".state-1-000002.safetensors.0a1b2c3d"
+    unfinished.write_bytes(b"")  # of a process that was killed while it wrote
+    aged(states / "old", 40)
+    for name in ("Documents", "images", "flower", "noted", "empty"):
+        aged(states / name, 400)
+    before = sorted(path for path in states.rglob("*") if "old" not in path.parts)
+    assert forget_runs(states, 30) == ["old"]
+    assert sorted(states.rglob("*")) == before
 
 
 def test_a_link_to_another_folder_is_not_followed(states: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from client.condition import Condition, condition_of, notify, state_folder
 from client.ledger import Budget, Ledger
 from client.supernode import _condition, _note_replies, _note_requests
 from common.accounting import epsilon
+from common.errors import ConfigError
 from common.gauges import gauge
 from goldfinch.cli import main
 from server.admission.certificates import Certificates, ensure
@@ -226,8 +227,19 @@ def test_keys_over_several_lines_and_a_file_of_them_are_read(tmp_path: Path, mon
     path = tmp_path / "node.toml"
     path.write_text("privacy-max-epsilon = 8.0\n")
     for text in (str(path), f'domain="ward a"  data-path="list.csv"\n  {LIMIT}'):
-        monkeypatch.setattr("sys.argv", ["goldfinch-supernode", "--node-config", text])
-        assert _condition().max_epsilon == 8.0
+        for option in ("--node-config", "--node-conf"):  # Flower takes abbreviations
+            monkeypatch.setattr("sys.argv", ["goldfinch-supernode", option, text])
+            assert _condition().max_epsilon == 8.0
+
+
+@pytest.mark.parametrize("name", ["FLWR_HOME", "HOME"])
+def test_a_home_that_changes_with_the_working_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started in another folder, the node would find no ledger."""
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    monkeypatch.setenv(name, "here")
+    with pytest.raises(ConfigError, match=rf"{name}.* must be a whole path, from / on; got 'here/"):
+        state_folder({})
+    assert state_folder({"state-dir": "/srv/state"}) == Path("/srv/state")
 
 
 def test_the_budget_is_read_where_the_node_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError, EngineError
+from goldfinch.cli import main
 from server.admission import kit
+from server.admission.certificates import Certificates, ensure
 from server.admission.enrolment import Enrolment
 
 
@@ -70,6 +73,92 @@ def test_a_device_stays_the_client_that_it_was_enrolled_for(
     assert enrolment.enrol(["ward-03"])["ward-03"].endswith("for ward-03-0"), "no client is ward-03"
 
 
+class Register:
+    """A SuperLink that keeps a key taken once it was enrolled, as Flower does, and that answers about each."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, str] = {}
+        self.status: dict[str, str] = {}
+
+    def call(self, arguments: Sequence[str]) -> str:
+        """Return the output of a call."""
+        if arguments[1] == "list":
+            nodes = [{"node-id": number, "status": self.status[number]} for number in self.status]
+            return json.dumps({"success": True, "nodes": nodes})
+        if arguments[1] == "unregister":
+            if self.status.get(arguments[2], "unregistered") == "unregistered":
+                return json.dumps({"success": False, "error-message": "Node ID not found"})
+            self.status[arguments[2]] = "unregistered"
+            return json.dumps({"success": True})
+        key = Path(arguments[2]).read_text()
+        if key in self.numbers:
+            return json.dumps({"success": False, "error-message": "Public key already in use"})
+        self.numbers[key] = str(100 + len(self.numbers))
+        self.status[self.numbers[key]] = "offline"
+        return json.dumps({"success": True, "node-id": self.numbers[key]})
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
+    """A SuperLink, which has enrolled ward-a, ward-b and ward-c."""
+    found = Register()
+    monkeypatch.setattr(Enrolment, "_call", lambda self, arguments: found.call(arguments))
+    (tmp_path / "nodes").mkdir()
+    for name in ("ward-a", "ward-b", "ward-c"):
+        (tmp_path / "nodes" / f"{name}.pub").write_text(f"key {name}\n")
+    Enrolment(tmp_path, None, {}).enrol()
+    return found
+
+
+def test_a_key_that_was_taken_off_the_list_is_not_said_to_be_enrolled(register: Register, tmp_path: Path) -> None:
+    enrolment = Enrolment(tmp_path, None, {})
+    register.status["101"] = "unregistered"  # flwr supernode unregister 101, or a dismissal that was interrupted
+    with pytest.raises(ConfigError, match=r"the key of ward-b is refused, .*: give the device a new key") as caught:
+        enrolment.enrol()
+    assert "ward-a: enrolled already for ward-a-0\nward-c: enrolled already" in str(caught.value)
+    assert enrolment.restore(0.0).keys() == {"ward-b"}
+    assert "its key is refused" in enrolment.restore(0.0)["ward-b"]
+    assert enrolment.dismiss("ward-b").startswith("dismissed; ")
+    (tmp_path / "nodes" / "ward-b.pub").write_text("a new key\n")
+    assert enrolment.enrol()["ward-b"] == "enrolled as 103, for ward-b-0"
+
+
+def test_a_mistyped_device_does_not_keep_the_others_in(
+    register: Register, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["devices", "dismiss", str(tmp_path)]
+    for name in ("ward-b", "ward-x", "ward-a"):
+        words += ["--node", name]
+    assert main(words) == 1
+    assert set(register.status.values()) == {"offline", "unregistered"}
+    assert (register.status["100"], register.status["101"]) == ("unregistered", "unregistered")
+    said = capsys.readouterr().err
+    assert "--node ward-x: " in said
+    assert "ward-a: dismissed; " in said
+    words[words.index("ward-x")] = "ward-c"
+    assert main(words) == 0, "what is dismissed already is no error"
+    assert set(register.status.values()) == {"unregistered"}
+
+
+def test_every_dismissed_key_of_a_device_stays_dismissed(register: Register, tmp_path: Path) -> None:
+    """A key comes back from a backup of the operator's folder, or of a stolen device."""
+    ensure(tmp_path, [], ["ward-d"])
+    files = Certificates(tmp_path)
+    enrolment = Enrolment(files.node_public_key("ward-d").parent.parent, None, {})
+    shutil.copytree(files.node("ward-d"), tmp_path / "backup")
+    for _ in range(2):
+        enrolment.enrol(["ward-d"])
+        enrolment.dismiss("ward-d")
+        shutil.rmtree(files.node("ward-d"))
+        ensure(tmp_path, [], ["ward-d"])
+    shutil.rmtree(files.node("ward-d"))
+    files.node_public_key("ward-d").unlink()
+    shutil.copytree(tmp_path / "backup", files.node("ward-d"))
+    ensure(tmp_path, [], ["ward-d"])
+    assert not files.node_public_key("ward-d").exists()
+    assert len(register.numbers) == 5
+
+
 def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SuperLink refuses to dismiss a device twice; a device that it does not know is not said to be dismissed."""
     nodes: dict[str, str] = {}
@@ -106,6 +195,7 @@ def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: p
         assert enrolment.dismissed["ward-a"][0] == "ward-a-0"
     nodes.clear()
     public.write_text("a new key")
+    (folder / "ward-a.number").write_text("7 ward-a-0\n")
     with pytest.raises(EngineError, match=r"could not be dismissed: .*goldfinch devices enrol FOLDER --restore"):
         enrolment.dismiss("ward-a")
     (folder / "ward-a.number").unlink()

@@ -123,8 +123,8 @@ PROGRAMS = {
     'PATH=/usr/bin:/bin exec install "$@"',
     "setpriv": 'while [ "$1" != sh ]; do shift; done; exec "$@"',
     "systemctl": "",
-    "docker": 'case "$1 $2" in "image inspect") [ -e "$0.image" ] ;; "run --detach") printf "%s|" "$@" ;; '
-    '"run --rm") [ ! -e "$0.denied" ] ;; esac',
+    "docker": 'case "$1 $2" in "image inspect") [ -e "$0.image" ] ;; "volume inspect") [ -e "$0.volume" ] ;; '
+    '"run --detach") printf "%s|" "$@"; touch "$0.volume" ;; "run --rm") [ ! -e "$0.denied" ] ;; esac',
 }
 """Stand-ins for what only root may do, and for a Docker that has the image if a file says so."""
 
@@ -144,7 +144,7 @@ def start(kit: Path, folder: Path, *, image: bool = False, **settings: str) -> s
     for name, value in {"GOLDFINCH_DATA": str(folder / "images"), **settings}.items():
         text = re.sub(f"^{name}=.*$", lambda _, line=f"{name}={value}": line, text, flags=re.MULTILINE)  # type: ignore[misc]
     (folder / "kit/settings.env").write_text(text)
-    script = re.sub("/(etc|opt|run)/", rf"{folder}/\1/", (kit / "start").read_text())
+    script = re.sub("/(etc|opt|run|var)/", rf"{folder}/\1/", (kit / "start").read_text())
     (folder / "kit/start").write_text(script)
     return again(folder, "kit")
 
@@ -235,6 +235,26 @@ def test_settings_are_changed_without_the_kit_and_by_root_alone(kit: Path, tmp_p
     owned = re.findall(r"^ *chown (.*)$", (kit / "start").read_text(), re.MULTILINE)
     assert len(owned) == 2
     assert all(re.match(r"\S+ /etc/goldfinch/key /etc/goldfinch/ca.crt\b", line) for line in owned)
+
+
+def test_a_device_goes_on_where_its_state_is(kit: Path, tmp_path: Path) -> None:
+    """Started elsewhere, it would run twice, and find no record of what was released of its data."""
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "systemd").mkdir()
+    assert start(kit, tmp_path / "docker", image=True).returncode == 0
+    assert again(tmp_path / "docker", "kit").returncode == 0
+    (tmp_path / "docker/bin/docker.image").unlink()
+    pruned = again(tmp_path / "docker", "kit")
+    assert (pruned.returncode, "here: docker load it" in pruned.stderr) == (1, True)
+    assert not list((tmp_path / "docker/etc/systemd/system").iterdir())
+
+    assert start(kit, tmp_path / "systemd").returncode == 0
+    (tmp_path / "systemd/bin/docker.image").touch()
+    loaded = again(tmp_path / "systemd", "kit")
+    assert (loaded.returncode, loaded.stdout) == (1, "")
+    assert f"docker image rm goldfinch:{VERSION}\n" in loaded.stderr
+    (tmp_path / "systemd/etc/systemd/system/goldfinch.service").unlink()  # what the message says
+    assert again(tmp_path / "systemd", "kit").returncode == 0
 
 
 @pytest.mark.parametrize("folder", ["authority", "server"])
