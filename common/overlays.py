@@ -36,6 +36,9 @@ YAML_ERRORS = (YAMLError, OmegaConfBaseException)
 WIDTH = 110
 """Characters of a line of a comment."""
 
+WEIGHTING = "method.weighting"
+"""The one setting of an overlay that is no number."""
+
 
 @dataclass(frozen=True)
 class Overlay:
@@ -47,7 +50,7 @@ class Overlay:
         option: the option of Hydra's that it is.
         source: the comment at the top of the file, in one line, without the command: where the values are from.
         method, data: the options of ``conf/method/`` and ``conf/data/`` that the values are for.
-        values: the values by ``a.b`` keys.
+        values: the values by ``a.b`` keys: numbers, and the name of a weighting if one was chosen for all methods.
     """
 
     group: str
@@ -56,7 +59,7 @@ class Overlay:
     source: str
     method: str
     data: str
-    values: Mapping[str, int | float]
+    values: Mapping[str, Any]
 
 
 def option_of(group: str, value: object) -> str:
@@ -99,6 +102,8 @@ def read_overlay(group: str, name: str, path: Path) -> Overlay:
             raise ValueError(f"its defaults must choose method and data, and have {', '.join(chosen) or 'neither'}")
         values = {key: value for key, value in leaves(content) if key != "defaults"}
         for key, value in values.items():
+            if key == WEIGHTING and isinstance(value, str):  # its names are checked with the method's other settings
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{key}={value!r:.100} must be a number")
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, *YAML_ERRORS) as error:
@@ -188,7 +193,7 @@ def check_choices(overlay: Overlay, choices: Mapping[str, str]) -> None:
             )
 
 
-def overlay_text(command: str, source: str, method: str, data: str, values: Mapping[str, int | float]) -> str:
+def overlay_text(command: str, source: str, method: str, data: str, values: Mapping[str, int | float | str]) -> str:
     """Return the text of an overlay's file.
 
     Args:

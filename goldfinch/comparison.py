@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -124,18 +124,21 @@ def _numbers(ranking: Ranking, row: ScoreRow[KnownRun]) -> dict[str, Any]:
 
 
 def table(
-    runs: Run | Sequence[Run],
+    runs: Run | Iterable[Run],
     *,
     rule: str = "final",
     values: Values = "text",
     metric: str = "accuracy",
-    labels: str | Sequence[str] = (),
+    labels: str | Sequence[str] | Mapping[str, str] = (),
 ) -> pd.DataFrame:
     """Return the table of a run, or of any runs; see :meth:`goldfinch.runs.Runs.table`."""
     if isinstance(runs, Run):
         runs = [runs]
-    if isinstance(runs, str | Path) or not all(isinstance(run, Run) for run in runs):
-        raise ConfigError("gf.table takes runs, such as gf.load_runs(FOLDER) returns")
+    if isinstance(runs, str) or not isinstance(runs, Iterable):
+        raise ConfigError(f"gf.table takes runs, such as gf.load_runs(FOLDER) returns, not {runs!r}")
     if not isinstance(runs, Runs):
         runs = Runs(runs)
+    for run in runs:
+        if not isinstance(run, Run):
+            raise ConfigError(f"gf.table takes runs, such as gf.load_runs(FOLDER) returns, not {run!r}")
     return runs.table(rule=rule, values=values, metric=metric, labels=labels)

@@ -293,7 +293,11 @@ class Run:
         """Return a figure of the accuracy over rounds: the average and each domain, in per cent.
 
         The average has no point in a round that lacks a domain.
+
+        Raises:
+            ConfigError: the run scores no test images, or has no score yet.
         """
+        self._check_scored()
         from goldfinch.results.curves import accuracy_curves
         from goldfinch.results.figures.charts import draw_curves, legend, new_figure, plain_axes
         from goldfinch.results.seeds import Value
@@ -317,7 +321,7 @@ class Run:
         from goldfinch.results.report.page import write_report
 
         if path is not None:
-            path = Path(path)
+            path = named_folder(path)
         return write_report([str(self.folder)], path)
 
     def model(self, *, client: str | None = None, chosen: str | int = "last") -> TrainedModel:
@@ -432,7 +436,7 @@ class Runs(list[Run]):
         rule: str = "final",
         values: Values = "text",
         metric: str = "accuracy",
-        labels: str | Sequence[str] = (),
+        labels: str | Sequence[str] | Mapping[str, str] = (),
     ) -> pd.DataFrame:
         """Return the table of the runs: a row per method or setting, a column per domain, averaged over seeds.
 
@@ -445,7 +449,7 @@ class Runs(list[Run]):
             rule: ``final``, ``last_n``, ``best_round`` or ``validated``, as in docs/protocols.md.
             values: ``text`` gives ``mean ± standard deviation``; ``mean`` and ``std`` give one of the two as numbers.
             metric: ``accuracy``, ``balanced_accuracy``, ``macro_f1``, ``worst_class``, or another that all runs have.
-            labels: other names of rows or methods, ``OLD=NEW``, such as ``"fpl=FPL (ours)"``.
+            labels: other names of rows or methods, ``OLD=NEW``, such as ``"fpl=FPL (ours)"``; or new names by old one.
 
         Raises:
             ConfigError: no run was scored, no run has the metric, a label fits no row, or rule or values are unknown.
@@ -459,6 +463,8 @@ class Runs(list[Run]):
             raise ConfigError(f"values={values!r}: choose one of {', '.join(get_args(Values))}")
         if isinstance(labels, str):
             labels = [labels]
+        if isinstance(labels, Mapping):
+            labels = [f"{old}={new}" for old, new in labels.items()]
         unfinished = [run.records for run in self.unfinished]
         tables = tables_of([run.records for run in self], metric, labels, unfinished=unfinished)
         return wide_table(tables, rule, values)

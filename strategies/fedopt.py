@@ -72,7 +72,7 @@ class FedOpt(Averaging):
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: Annotated[Positive, Search(0.01, 2.0)] = 0.5
     momentum: BelowOne = 0.9
-    epsilon: Annotated[Positive, Search(1e-4, 0.1)] = 1e-3
+    epsilon: Positive = 1e-3
     weighting: Weighting = "uniform"
     start: Literal["received", "mean"] = "received"
 

@@ -13,6 +13,7 @@ from common.data.image_files import Reading, Resize
 from common.errors import CheckpointError, ConfigError
 from common.regular_files import read_small
 from common.storage import check_run_id
+from common.text import shell_line
 from common.versions import VERSION
 from common.wire.messages import OwnVersion
 
@@ -102,7 +103,10 @@ def read_description(folder: Path) -> Description:
     """
     path = folder / DESCRIPTION
     if not path.exists():
-        raise ConfigError(f"{path} is missing: goldfinch export RUN --to {folder} writes one")
+        if (folder / "config.yaml").exists():
+            export = shell_line(["goldfinch", "export", str(folder), "--to", "DIR"])
+            raise ConfigError(f"{folder} is a run's folder: {export} writes its model; name that DIR")
+        raise ConfigError(f"{path} is missing: goldfinch export RUN --to DIR writes an exported model")
     try:
         description: Description = build(json.loads(read_small(path)), DESCRIPTION, Description)
         check_run_id(description.run)

@@ -16,7 +16,7 @@ from goldfinch.results.frames import domain_columns, domain_heads, partial_notes
 from goldfinch.results.groups import group_runs, rename
 from goldfinch.results.rows import ScoreRow
 from goldfinch.results.seeds import Value, curve
-from goldfinch.results.table import unfinished_runs
+from goldfinch.results.table import scored_runs, unfinished_runs
 
 KINDS = ("convergence", "prototypes", "heatmap", "bars")
 USED_BY = {
@@ -74,7 +74,9 @@ def draw(
     path = output or Path(folders[0]) / f"{kind}.png"
     check_format(path)  # before the work
     inches = _inches(size)
-    runs = find_runs(folders)
+    runs = ended = find_runs(folders)
+    if kind != "prototypes":
+        runs = scored_runs(ended)
     kinds: Mapping[str, Callable[[], Figure]] = {
         "convergence": lambda: curves_of(runs, title, labels),
         "prototypes": lambda: _prototypes(runs, by, samples, title),
@@ -86,9 +88,12 @@ def draw(
         figure.set_size_inches(*inches)
         fit_names(figure)
     print(f"wrote {save(figure, path)}")
-    unfinished = [str(run.folder) for run in unfinished_runs(folders, runs)]
+    unfinished = [str(run.folder) for run in unfinished_runs(folders, ended)]
     if unfinished:
         print(f"left out, since they have not ended: {some_of(unfinished)}")
+    unscored = [str(run.folder) for run in ended if run not in runs]
+    if unscored:
+        print(f"left out, since they score no test images: {some_of(unscored)}")
 
 
 def _inches(size: str | None) -> tuple[float, float] | None:

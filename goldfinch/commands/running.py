@@ -77,7 +77,8 @@ def run(settings: RunSettings, *, quiet: bool = False, link: SimulationLink | No
     if decide(settings).step is Step.NOTHING:  # before an engine is started or data are read
         write_summary(settings.output_folder)
         if not quiet:
-            print(f"{settings.output_folder} has finished, and nothing is left to do; train.rounds=N adds rounds")
+            more = "; train.rounds=N adds rounds" if settings.method.trains else ""
+            print(f"{settings.output_folder} has finished, and nothing is left to do{more}")
         return
     inline = None
     if engine == "inline":
@@ -190,6 +191,8 @@ def resume(folder: Path, overrides: Sequence[str], *, quiet: bool = False, trust
         settings = settings_of(changed_config(recorded, given))
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.yaml'} with your overrides: {error}") from error
+    if not settings.method.trains and "train.rounds" in {item.key for item in given}:
+        raise ConfigError(f"train.rounds: the run in {folder} evaluates a model and trains none; leave it out")
     if not trust:
         _check_links(settings.output_folder)
     run(settings, quiet=quiet)

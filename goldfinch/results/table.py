@@ -53,6 +53,21 @@ def unfinished_runs(folders: Sequence[str], ended: Sequence[RunRecord]) -> list[
     return [run for run in find_runs(folders, finished=False) if run.folder.resolve() not in known]
 
 
+def scored_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs that score test images.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    scored = [run for run in runs if run.scored]
+    if not runs:
+        raise ConfigError("there is no run to show")
+    if not scored:
+        folders = ", ".join([str(run.folder) for run in runs[:3]])
+        raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
+    return scored
+
+
 def tables_of(
     runs: Sequence[RunRecord],
     metric: str,
@@ -73,12 +88,7 @@ def tables_of(
     Raises:
         ConfigError: no run was scored, no run has the metric, or a label fits no row.
     """
-    scored = [run.by_metric(metric) for run in runs if run.scored]
-    if not runs:
-        raise ConfigError("there is no run to show")
-    if not scored:
-        folders = ", ".join([str(run.folder) for run in runs[:3]])
-        raise ConfigError(f"no run in {folders} was scored on test images, so there is nothing to show")
+    scored = [run.by_metric(metric) for run in scored_runs(runs)]
     check_metric(metric, scored, option)
     left_out = [*unfinished, *[run for run in runs if not run.scored]]
     left_out += [run for run in scored if metric not in run.measures]

@@ -210,19 +210,25 @@ def check_table(studies: Sequence[TuningStudy], request: CompareRequest) -> None
         request: what was asked for; with ``overwrite`` the table is replaced.
 
     Raises:
-        ConfigError: ``runs.csv`` has more of a study than this comparison.
+        ConfigError: ``runs.csv`` has more of a study than this comparison, or final runs with seeds of another study.
     """
     path = request.output / RUNS
     if request.overwrite or not path.is_file():
         return
     asked: dict[tuple[str, str], int] = {}
+    seeds: dict[str, range] = {}
     for study in studies:
+        seeds[study.name] = study.rules.seeds_of(study.number)
         asked[study.name, "trial"] = study.budget
         asked[study.name, "final"] = study.rules.runs
     had: Counter[tuple[str, str]] = Counter()
+    moved: Counter[str] = Counter()
     with damage(path), path.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            had[f"{line['method']}/{line['case']}/{line['study']}", line["kind"]] += 1
+            name = f"{line['method']}/{line['case']}/{line['study']}"
+            had[name, line["kind"]] += 1
+            if line["kind"] == "final" and name in seeds and int(line["number"]) not in seeds[name]:
+                moved[name] += 1
     more: list[str] = []
     for (name, kind), count in had.items():
         noun = "trial"
@@ -235,6 +241,11 @@ def check_table(studies: Sequence[TuningStudy], request: CompareRequest) -> None
             f"{request.output} holds a larger comparison ({some_of(more, 3)}), and its table would be "
             "replaced: choose another folder, or add overwrite=true to put this one in its place (what is done is "
             "kept)"
+        )
+    if moved:
+        raise ConfigError(
+            f"{request.output} holds a comparison with another number of --runs, by which {some_of(list(moved), 3)} "
+            "would take seeds that are another study's there: choose another folder, or the number of before"
         )
 
 

@@ -267,13 +267,16 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
 def space_of(settings: RunSettings) -> dict[str, Search]:
     """Return the ranges of a search, by setting: the learning rate, and the method's fields with a search range.
 
-    A range is extended to include the value in the settings, such as the printed value for the data set.
+    A range is extended to include the value in the settings, such as the printed value for the data set. A field that
+    is 0 where a logarithm is searched is left out: what is switched off stays off.
     """
     rate = settings.train.learning_rate
     space = {RATE: Search(rate / RATE_FACTOR, rate * RATE_FACTOR)}
     for name, (low, high, log) in search_ranges(type(settings.method)).items():
         start = getattr(settings.method, name)
-        if low < high and (start > 0 or not log):
+        if log and start <= 0:
+            continue
+        if low < high:
             low, high = min(low, start), max(high, start)
         space[f"method.{name}"] = Search(low, high, log)
     return space

@@ -113,6 +113,18 @@ def test_a_folder_of_records_has_no_suffix_of_a_file(
     assert not place.exists()
 
 
+def test_an_evaluation_takes_no_rounds(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["engine=inline", "data=support.toy.Toy", "train.device=cpu", "--output", str(tmp_path / "run")]
+    assert main(["evaluate", str(exported), *words]) == 0
+    again = ["resume", str(tmp_path / "run"), "data=support.toy.Toy"]
+    assert main(again) == 0
+    assert "has finished, and nothing is left to do\n" in capsys.readouterr().out
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    assert main([*again, "train.rounds=4"]) == 1
+    assert "evaluates a model and trains none" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
 def test_the_part_that_clients_share_is_no_model(
     apart: Callable[[str], Apart], capsys: pytest.CaptureFixture[str]
 ) -> None:

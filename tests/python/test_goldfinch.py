@@ -18,6 +18,7 @@ from support.partial import without_domain
 import goldfinch as gf
 from common.errors import ConfigError
 from common.metrics import RULES
+from goldfinch.cli import main
 from goldfinch.overrides import overrides_of
 from strategies.fedavg import FedAvg
 
@@ -166,14 +167,40 @@ def test_confusion_counts_are_those_of_the_score(fpl: gf.Run) -> None:
         fpl.confusion("sketch", 9)
 
 
-def test_a_run_without_scores_says_why(tmp_path: Path) -> None:
+def test_a_run_without_scores_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = {**SMALL, "rounds.test": False, "protocol.validation": 0.2, "data.domains": ["sketch"]}
     run = gf.run(method="fedavg", rounds=1, output=tmp_path / "run", quiet=True, settings=chosen)
     asked: list[Callable[[], object]] = [lambda: run.average, run.metrics, run.recall, lambda: run.confusion("sketch")]
+    asked.append(run.plot)
     for ask in asked:
         with pytest.raises(ConfigError, match=r"scores no test images: rounds\.test=false; summary\['validation'\]"):
             ask()
-    assert run.summary["validation"]["round"] in (0, 1)
+    best = run.summary["validation"]
+    assert best["round"] in (0, 1)
+    for kind in ("bars", "convergence", "heatmap"):
+        assert main(["figure", kind, str(run.folder)]) == 1
+        assert f"no run in {run.folder} was scored on test images" in capsys.readouterr().err
+    page = run.report().read_text()
+    assert "scores no test images (rounds.test=false)." in page
+    assert f"Its best round by validation is {best['round']}, with {best['average']:.1f} %." in page
+    assert "is partial and has no rank" not in page
+    assert "no domains" not in page
+    gf.run(
+        method="fedavg",
+        rounds=1,
+        output=tmp_path / "scored",
+        quiet=True,
+        settings={**SMALL, "data.domains": ["sketch"]},
+    )
+    assert main(["figure", "bars", str(tmp_path)]) == 0
+    assert f"left out, since they score no test images: {run.folder}\n" in capsys.readouterr().out
+
+
+def test_a_run_s_folder_is_no_exported_model(fpl: gf.Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a run's folder: goldfinch export .* --to DIR writes its model"):
+        gf.load_model(fpl.folder)
+    with pytest.raises(ConfigError, match=r"model.json is missing: goldfinch export RUN --to DIR"):
+        gf.load_model(tmp_path)
 
 
 @pytest.mark.long
@@ -295,7 +322,9 @@ def test_a_table_has_means_and_deviations_over_seeds(folder: Path) -> None:
 def test_a_table_takes_a_run_and_names_what_else_it_takes(folder: Path, fpl: gf.Run) -> None:
     assert gf.table(fpl).equals(gf.table([fpl]))
     assert gf.table(fpl, labels=f"{gf.table(fpl).index[0]}=ours").index == ["ours"]
-    for given in (str(folder), folder, [str(folder)]):
+    assert gf.table(run for run in [fpl]).equals(gf.table(fpl)), "a generator"
+    assert gf.table(fpl, labels={gf.table(fpl).index[0]: "ours"}).index == ["ours"]
+    for given in (str(folder), folder, [str(folder)], None, 3):
         with pytest.raises(ConfigError, match=r"takes runs, such as gf.load_runs\(FOLDER\) returns"):
             gf.table(given)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="there is no run to show"):

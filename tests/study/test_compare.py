@@ -32,7 +32,7 @@ from goldfinch.study import compare
 from goldfinch.study.compare import CompareRequest
 from goldfinch.study.options import IN_DOMAIN, SCORES, STUDY_SEED, Rules
 from goldfinch.study.ranking import StudyRun, marked_name
-from goldfinch.study.rules import entrants_of, shared_settings
+from goldfinch.study.rules import entrants_of, shared_settings, space_of
 from server.run.conduct import FolderInUseError, run_lock
 
 QUIET = Console(quiet=True)
@@ -303,6 +303,40 @@ def test_every_study_has_seeds_that_nothing_else_has(short: list[str], tmp_path:
         *("fedavg/in_domain/0 0", "fedavg/in_domain/0 1", "fedavg/in_domain/1 2", "fedavg/in_domain/1 3"),
         *("moon/in_domain/0 0", "moon/in_domain/0 1", "moon/in_domain/1 2", "moon/in_domain/1 3"),
     ], "FedAvg first, and the same seeds for all methods"
+
+
+def test_other_numbers_of_final_runs_do_not_share_a_folder(short: list[str], tmp_path: Path) -> None:
+    """A seed that was the first study's would be the second's, and both folders would be read."""
+    compare.compare(request(tmp_path, "fedavg", runs=1), console=QUIET)
+    before = (tmp_path / "runs.csv").read_text()
+    with pytest.raises(ConfigError, match=r"another number of --runs, by which fedavg/in_domain/1 would take seeds"):
+        compare.compare(request(tmp_path, "fedavg", runs=2), console=QUIET)
+    assert (tmp_path / "runs.csv").read_text() == before
+
+
+def test_what_is_switched_off_is_not_searched(tmp_path: Path) -> None:
+    """Of a range that is drawn by its logarithm, 0 is no value."""
+    settings = load_settings([*TINY, "method=fpl", "method.contrast=0", f"output={tmp_path}"])
+    assert sorted(space_of(settings)) == ["method.consistency", "method.temperature", "train.learning_rate"]
+    words = compare_command(tmp_path / "off", "feddyn", "method.alpha=0", studies=1, trials=1)
+    assert main(words) == 0
+    trials = [run for run in read_runs(tmp_path / "off" / "runs.csv") if run.kind == "trial"]
+    assert [list(run.values) for run in trials] == [["train.learning_rate"]]
+
+
+def test_the_weighting_that_was_tuned_for_is_part_of_what_was_found(tmp_path: Path) -> None:
+    place = tmp_path / "weighted"
+    uneven = [item for item in TINY if not item.startswith(("protocol.samples=", "data.domains="))]
+    uneven += ["data.domains=[printed,signs,sketch]", "protocol.fraction=0.05"]
+    numbers = ["--studies=1", "--trials=1", "--runs=1", "--weighting=uniform"]
+    assert main(["compare", "--methods", "fedavg", *uneven, *numbers, "--output", str(place)]) == 0
+    (stated,) = [run for run in read_runs(place / "runs.csv") if run.kind == "final"]
+    best = place / "fedavg" / IN_DOMAIN / "study-0" / "best.yaml"
+    words = ["run", *uneven, f"tuned={best}", "protocol.partition_seed=null", f"seed={stated.number}"]
+    assert main([*words, f"output={tmp_path / 'again'}", "--quiet"]) == 0
+    assert RunRecord(tmp_path / "again").state_sha256 == stated.state_sha256
+    assert main([*words, f"output={tmp_path / 'other'}", "--quiet", "method.weighting=samples"]) == 0
+    assert RunRecord(tmp_path / "other").state_sha256 != stated.state_sha256
 
 
 def test_a_final_run_that_fails_leaves_its_row_without_a_rank(short: list[str], tmp_path: Path) -> None:

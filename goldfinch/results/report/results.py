@@ -199,12 +199,26 @@ def score_notes(table: ScoreTable, rule: str) -> list[str]:
 
 def partial_groups(table: ScoreTable) -> list[tuple[str, str]]:
     """Return the label of each row with a partial final score, and what the score lacks."""
-    partial = []
+    partial: list[tuple[str, str]] = []
     for row in table.rows:
         missing = row.missing()
-        if missing:
+        if missing and row.runs[0].scored:
             partial.append((row.label, "; ".join(missing)))
     return partial
+
+
+def unscored_runs(table: ScoreTable) -> list[str]:
+    """Return a sentence on each run that scores no test images: its best round by validation, if it has one."""
+    sentences: list[str] = []
+    for name, run in table.named_runs:
+        if run.scored:
+            continue
+        best = run.summary.get("validation")
+        sentence = f"{name} scores no test images (rounds.test=false)."
+        if best:
+            sentence += f" Its best round by validation is {best['round']}, with {best['average']:.1f} %."
+        sentences.append(sentence)
+    return sentences
 
 
 def client_rows(run: RunRecord) -> list[dict[str, Any]]:
