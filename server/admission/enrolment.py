@@ -26,6 +26,7 @@ UNREGISTERED = "unregistered"
 
 ALREADY_ENROLLED, NO_ANSWER = "already in use", "the SuperLink did not answer"
 TAKEN_OFF = "since it was taken off the SuperLink's list, and Flower takes no such key back"
+DISMISS = "goldfinch devices dismiss FOLDER --node {name}"
 NEW_KEY = "for a new key, delete its folder of nodes/, then: goldfinch devices certificates FOLDER --node {name}"
 NO_CONNECTION = (
     "Add a connection with the SuperLink's address (docs/deploy.md), or export FLWR_HOME as in the terminal where it "
@@ -117,7 +118,7 @@ class Enrolment:
             if parts and parts[0] not in registered:
                 lost.append(name)
             elif parts and registered[parts[0]].get("status") == UNREGISTERED:
-                outcomes[name] = f"its key is refused, {TAKEN_OFF}"
+                outcomes[name] = f"its key is refused, {TAKEN_OFF}; {DISMISS.format(name=name)}"
         if lost:
             outcomes |= self.enrol(lost)
         return outcomes
@@ -256,7 +257,7 @@ class Enrolment:
                 f"is not known here: restore the file, or {another}"
             )
         if self.nodes().get(kept[0], {}).get("status") == UNREGISTERED:
-            raise ConfigError(f"the key of {name} is refused, {TAKEN_OFF}: {another}")
+            raise ConfigError(f"the key of {name} is refused, {TAKEN_OFF}; {DISMISS.format(name=name)}, then {another}")
         enrolled = kept[-1]
         if wanted not in ("", enrolled):
             raise ConfigError(

@@ -113,11 +113,13 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
 def test_a_key_that_was_taken_off_the_list_is_not_said_to_be_enrolled(register: Register, tmp_path: Path) -> None:
     enrolment = Enrolment(tmp_path, None, {})
     register.status["101"] = "unregistered"  # flwr supernode unregister 101, or a dismissal that was interrupted
-    with pytest.raises(ConfigError, match=r"the key of ward-b is refused, .*: give the device a new key") as caught:
+    with pytest.raises(
+        ConfigError, match=r"the key of ward-b is refused, .*dismiss FOLDER --node ward-b, then give"
+    ) as caught:
         enrolment.enrol()
     assert "ward-a: enrolled already for ward-a-0\nward-c: enrolled already" in str(caught.value)
     assert enrolment.restore(0.0).keys() == {"ward-b"}
-    assert "its key is refused" in enrolment.restore(0.0)["ward-b"]
+    assert "goldfinch devices dismiss FOLDER --node ward-b" in enrolment.restore(0.0)["ward-b"]
     assert enrolment.dismiss("ward-b").startswith("dismissed; ")
     (tmp_path / "nodes" / "ward-b.pub").write_text("a new key\n")
     assert enrolment.enrol()["ward-b"] == "enrolled as 103, for ward-b-0"
