@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError, GoldfinchError
+from common.errors import ConfigError
 from goldfinch.trackers.wait_lines import wait_lines
 from server.admission.certificates import ensure
-from server.admission.enrolment import Enrolment, outcomes_of
+from server.admission.enrolment import Enrolment
 from server.flower.processes import flower_environment, flower_home
 
 WAITING = "waiting for the SuperLink to answer"
@@ -96,14 +96,9 @@ def dismiss(folder: Path, nodes: Sequence[str], connection: str | None = None) -
     if not nodes:
         raise ConfigError("goldfinch devices dismiss needs a device: --node NAME")
     enrolment = enrolment_of(folder, connection)
-    tried: dict[str, str | GoldfinchError] = {}
-    for name in nodes:
-        with wait_lines(WAITING):
-            try:
-                tried[name] = enrolment.dismiss(name)
-            except GoldfinchError as error:  # of one; the others may be stolen
-                tried[name] = error
-    for name, outcome in outcomes_of(tried).items():
+    with wait_lines(WAITING):
+        outcomes = enrolment.dismiss_all(nodes)
+    for name, outcome in outcomes.items():
         print(f"{name:20} {outcome}")
 
 

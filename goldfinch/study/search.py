@@ -25,7 +25,7 @@ from common.choices import folder_options
 from common.composition import compose_config
 from common.errors import CheckpointError, ConfigError, EngineError, some_of
 from common.metrics import named_missing
-from common.overlays import WEIGHTING, overlay_text
+from common.overlays import overlay_text
 from common.overrides import quoted_override
 from common.run_config import result_settings
 from common.settings import RunSettings, settings_of
@@ -493,7 +493,7 @@ def write_best(shared: SharedStudy, best: FrozenTrial) -> Path:
         text += f" ({LEFT_OUT}{entrant.left_out})"
     choices, values = settings.choices, {**entrant.fixed, **best.params}
     if study.rules.weighting and "weighting" in settings.raw["method"]:
-        values[WEIGHTING] = study.rules.weighting  # an option of the comparison, and none of its overrides
+        values["method.weighting"] = study.rules.weighting  # an option of the comparison, and none of its overrides
     path = study.folder / "best.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, overlay_text(tuned_command(path), text, choices["method"], choices["data"], values))

@@ -227,6 +227,20 @@ class Enrolment:
         number.unlink()  # last: without it, an interrupted dismissal could not be repeated
         return f"dismissed; its key is refused from now on, and kept as {kept_key.name}"
 
+    def dismiss_all(self, names: Sequence[str]) -> dict[str, str]:
+        """Take devices off the list, those after one that fails, too; return what happened, by name.
+
+        Raises:
+            ConfigError, EngineError: as :meth:`dismiss`, of the first that failed.
+        """
+        tried: dict[str, str | GoldfinchError] = {}
+        for name in names:
+            try:
+                tried[name] = self.dismiss(name)
+            except GoldfinchError as error:
+                tried[name] = error
+        return outcomes_of(tried)
+
     def _enrol(self, name: str, wanted: str) -> str:
         kept = self._kept(name)
         client = wanted or self._earlier(name, kept)

@@ -106,7 +106,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
     (tmp_path / "nodes").mkdir()
     for name in ("ward-a", "ward-b", "ward-c"):
         (tmp_path / "nodes" / f"{name}.pub").write_text(f"key {name}\n")
-    Enrolment(tmp_path, None, {}).enrol()
+        Enrolment(tmp_path, None, {}).enrol([name])  # one after the other, so that their numbers are 100, 101, 102
     return found
 
 
