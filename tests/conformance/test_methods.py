@@ -18,7 +18,7 @@ from support.runs import Run, TouchedEngine, run
 from support.toy import Toy, composed, method_at_defaults, toy_settings
 
 from common.choices import CONF
-from common.config import to_config
+from common.config import search_ranges, to_config
 from common.errors import ConfigError
 from common.storage import GlobalState, tensors_sha256
 from common.wire.messages import Request
@@ -412,3 +412,17 @@ def test_the_geometric_median_bears_a_hostile_client(method: str, tmp_path: Path
     assert not [row["reason"] for row in done.replies() if row["status"] == "refused"]
     for name, tensor in last_state(done).tensors().items():
         assert float(tensor.double().abs().max() if tensor.numel() else 0.0) < 1e3 or name == "extra/images", name
+
+
+SEARCHED = [(name, field) for name in METHODS for field in search_ranges(type(method_at_defaults(name)))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "field"), SEARCHED)
+def test_a_field_that_is_searched_has_an_effect(method: str, field: str, tmp_path: Path) -> None:
+    """Each has trials of its own in a comparison, so one that does nothing would be budget in the method's favour."""
+    searched = search_ranges(type(method_at_defaults(method)))[field]
+    states: set[str] = set()
+    for value in (searched.low, searched.high):
+        states.add(run(three_rounds(method, tmp_path / str(value), hyper={field: value})).sha256)
+    assert len(states) == 2
