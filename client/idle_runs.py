@@ -40,7 +40,8 @@ def forget_runs(folder: Path, days: float) -> list[str]:
             continue
         for path in states:
             path.unlink(missing_ok=True)
-        for emptied in [*{path.parent for path in states}, run]:
+        clients = {path.parent for path in states}
+        for emptied in (*clients, run):
             with contextlib.suppress(OSError):  # another process has written to it, or removed it
                 emptied.rmdir()
         forgotten.append(run.name)

@@ -83,7 +83,12 @@ def compare(
 
     if isinstance(methods, str | type):
         methods = [methods]
-    names = [dotted_name(method) if isinstance(method, type) else method for method in methods]
+    names: list[str] = []
+    for method in methods:
+        if isinstance(method, type):
+            names.append(dotted_name(method))
+        else:
+            names.append(method)
     check_reachable({"method": str(names)}, "a comparison")  # each run has a process of its own
     rules = Rules(studies, trials, runs, scores, weighting, batch)
     check_jobs(jobs)

@@ -219,10 +219,13 @@ class Enrolment:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         client = kept[1] if len(kept) > 1 else name
         hand_over(self._dismissal(name), f"{kept[0]} {client} {when}\n".encode(), private=False)
-        keys = [_text(kept_key)] if kept_key.exists() else []  # of earlier dismissals
-        if _text(key) not in keys:
-            keys.append(_text(key))
-        hand_over(kept_key, "".join(f"{line.rstrip()}\n" for line in keys).encode(), private=False)
+        keys: list[str] = []
+        if kept_key.exists():  # of earlier dismissals
+            keys = _text(kept_key).splitlines()
+        if _text(key).strip() not in keys:
+            keys.append(_text(key).strip())
+        lines = "\n".join(keys) + "\n"
+        hand_over(kept_key, lines.encode(), private=False)
         key.unlink()  # so that enrolling all does not bring it back
         number.unlink()  # last: without it, an interrupted dismissal could not be repeated
         return f"dismissed; its key is refused from now on, and kept as {kept_key.name}"

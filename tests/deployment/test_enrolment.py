@@ -159,6 +159,8 @@ def test_every_dismissed_key_of_a_device_stays_dismissed(register: Register, tmp
     ensure(tmp_path, [], ["ward-d"])
     assert not files.node_public_key("ward-d").exists()
     assert len(register.numbers) == 5
+    dismissed = files.node_public_key("ward-d").with_suffix(".pub.dismissed")
+    assert len(dismissed.read_text().splitlines()) == 2
 
 
 def test_an_interrupted_dismissal_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
